@@ -1,0 +1,111 @@
+"""What comes back: the engine's token deltas (wire structs) and the text that a frontend gives to a client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from core.batch import TokenLogprobs
+from core.request import FinishReason
+
+
+class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """New tokens of one sequence, engine -> front."""
+
+    request_id: str
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs] = []  # for prompt positions 1..; whole list with the first token
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None  # set with finish_reason "error"
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    scheduled_time: float | None = None  # monotonic seconds, first time in a batch
+
+
+class StepStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One engine step in numbers. Times in seconds, by stage; gauges are read after the step."""
+
+    step: int = 0
+    num_requests: int = 0
+    num_scheduled_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache in this step
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_free: int = 0
+    kv_blocks_total: int = 0
+    schedule_s: float = 0.0  # stage 4 with the policies of 5 and 6
+    build_s: float = 0.0  # ModelBatch
+    forward_s: float = 0.0  # the model
+    sample_s: float = 0.0  # stage 7
+    output_s: float = 0.0  # stage 9 and the update of the scheduler
+    detokenize_s: float = 0.0  # stage 8, filled in by the front
+
+
+class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    deltas: list[TokenDelta] = []
+    stats: StepStats = msgspec.field(default_factory=StepStats)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Per request, in seconds since arrival. TTFT: first token; TPOT: (last - first) / (tokens - 1)."""
+
+    queue: float | None = None
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """New text of one choice. `text` and `token_ids` are deltas; the concatenation of all deltas is the answer.
+
+    `token_ids` counts every generated token, also those whose text is withheld or cut by a stop string.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    timings: Timings | None = None  # with the last delta of the choice
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What `Front.generate` yields: deltas of one or more choices; `finished` once, with the last one."""
+
+    request_id: str
+    outputs: tuple[CompletionOutput, ...]
+    prompt_token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    finished: bool = False
+    usage: Usage | None = None  # with the last output only
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One ended client request, for observers. `finish_reasons` has one entry per choice."""
+
+    request_id: str
+    tenant: str
+    finish_reasons: tuple[FinishReason, ...]
+    usage: Usage
+    timings: Timings
+    num_preemptions: int = 0
+    render_s: float = 0.0  # stage 2
+    admit_s: float = 0.0  # stage 3
+    error: str | None = None

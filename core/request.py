@@ -1,0 +1,189 @@
+"""The request in its three forms: what a client asks for, what crosses to the engine, and what the engine keeps.
+
+`SamplingParams` and `EngineRequest` are immutable `msgspec` structs that cross the process border (R3.1).
+`Request` is the engine's own record of one sequence and the only mutable per-sequence state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import msgspec
+
+
+class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """End a request whose output repeats itself: a pattern of up to `max_pattern_size` tokens, `min_count` times in a row."""
+
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int = 3
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How one request is sampled and ended. Names are OpenAI's, and vLLM's for the extensions.
+
+    Bounds are checked where a request enters (frontend, renderer, admission); the engine trusts them.
+    """
+
+    n: int = 1
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    stream_interval: int = 0  # tokens per delta; 0: the detokenizer's own setting
+    logprobs: int | None = None  # top alternatives per sampled token; 0: the sampled token alone
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # made by the renderer: each form of each bad word
+    repetition_detection: RepetitionDetection | None = None
+    extra: dict[str, Any] = {}  # parameters of plugins, by plugin name
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One sequence to generate, as it crosses to the engine. A request with n > 1 becomes n of these."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int  # resolved by admission: the client's seed, or a random one
+    choice: int = 0  # index among the n choices; part of the random stream
+    priority: int = 0  # lower runs first
+    tenant: str = ""
+    cache_salt: str = ""
+    arrival_time: float = 0.0  # time.monotonic() seconds; one clock for both processes of a machine
+
+
+class RequestStatus(IntEnum):
+    """Life of a request. Everything after `FINISHED` marks an ended one, so `is_finished` is one comparison."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED = 10
+    FINISHED_STOPPED = 11
+    FINISHED_LENGTH = 12
+    FINISHED_ABORTED = 13
+    FINISHED_REPETITION = 14
+    FINISHED_ERROR = 15
+
+    @property
+    def is_finished(self) -> bool:
+        return self > RequestStatus.FINISHED
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    REPETITION = "repetition"
+    ERROR = "error"
+
+
+STATUS_OF_REASON = {
+    FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
+    FinishReason.LENGTH: RequestStatus.FINISHED_LENGTH,
+    FinishReason.ABORT: RequestStatus.FINISHED_ABORTED,
+    FinishReason.REPETITION: RequestStatus.FINISHED_REPETITION,
+    FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence in the engine.
+
+    Invariant, checked by tests after every step:
+    `0 <= num_cached_tokens <= num_computed_tokens <= num_prompt_tokens + num_output_tokens + num_pending_tokens`.
+
+    `num_pending_tokens` counts positions that a step in flight will sample: with overlap the scheduler plans the next
+    step before their ids are known. It is 0 between two steps of a synchronous engine.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int = 0
+    choice: int = 0
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    arrival_time: float = 0.0
+    output_token_ids: list[int] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)  # proposed by decode, verified by the sampler
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_computed_tokens: int = 0  # positions whose KV is written or scheduled to be
+    num_cached_tokens: int = 0  # of those, taken from the prefix cache at first scheduling
+    num_pending_tokens: int = 0
+    num_preemptions: int = 0
+    block_table: list[int] = field(default_factory=list)  # block ids in position order
+    block_hashes: list[bytes] = field(default_factory=list)  # chain hashes of full blocks, filled by the cache
+    first_scheduled_time: float | None = None
+
+    @classmethod
+    def from_engine_request(cls, message: EngineRequest) -> Request:
+        return cls(
+            request_id=message.request_id,
+            prompt_token_ids=message.prompt_token_ids,
+            params=message.params,
+            seed=message.seed,
+            choice=message.choice,
+            priority=message.priority,
+            tenant=message.tenant,
+            cache_salt=message.cache_salt,
+            arrival_time=message.arrival_time,
+        )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose ids are known."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_known_tokens(self) -> int:
+        """What the scheduler lets `num_computed_tokens` catch up with: known ids, ids in flight, and drafts."""
+        return self.num_tokens + self.num_pending_tokens + len(self.draft_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status.is_finished
+
+    def token_ids(self, start: int, end: int) -> list[int]:
+        """Ids of positions [start, end); a position whose id is still in flight is -1 (the runner fills it in)."""
+        prompt = self.num_prompt_tokens
+        ids = self.prompt_token_ids[start:end] if start < prompt else []
+        if end <= prompt:
+            return ids
+        first = max(start - prompt, 0)
+        ids = ids + self.output_token_ids[first : end - prompt]
+        drafts_at = self.num_tokens + self.num_pending_tokens
+        ids += [-1] * (min(end, drafts_at) - max(start, self.num_tokens))
+        return ids + self.draft_token_ids[max(start - drafts_at, 0) : max(end - drafts_at, 0)]

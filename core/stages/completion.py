@@ -1,0 +1,137 @@
+"""Stage 9, completion: finish reasons, repetition detection (R9.1). Usage and timings are made here too, on the front side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from core.batch import SamplerOutput, SchedulerOutput, Verdict
+from core.outputs import Timings, Usage
+from core.request import FinishReason, RepetitionDetection, Request
+
+if TYPE_CHECKING:
+    from core.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionContext:
+    model: ModelSpec  # eos_token_ids, max_model_len
+
+
+class Completion(Protocol):
+    """Config group `completion`. Token side, in the engine process, once per step; stop strings are stage 8's."""
+
+    def judge(self, output: SchedulerOutput, sampled: SamplerOutput) -> Mapping[str, Verdict]:
+        """Which ids each request keeps (cut after an end) and whether it has ended, and why.
+
+        Request output_token_ids do not hold the new ids yet. Order: EOS and stop_token_ids (not before min_tokens),
+        then length (max_tokens, max_model_len), then repetition. A request in `sampled.errors` gets FinishReason.ERROR.
+        """
+        ...
+
+
+class Standard:
+    """Ends by EOS, stop_token_ids, length and repetition. Keeps no state: a verdict follows from the request alone.
+
+    The id that ends a sequence is kept in `token_ids`. EOS has stop_reason None; a stop token id has itself.
+    Repetition, like EOS, does not end a request before `min_tokens`.
+    """
+
+    class Settings(BaseModel):
+        model_config = ConfigDict(frozen=True, extra="forbid")
+
+        max_repetition_window: int = Field(default=4096, ge=2)  # newest output tokens that repetition detection reads
+
+    def __init__(self, settings: Settings, context: CompletionContext):
+        self._window = settings.max_repetition_window
+        self._eos = context.model.eos_token_ids
+        self._max_model_len = context.model.max_model_len
+
+    def judge(self, output: SchedulerOutput, sampled: SamplerOutput) -> Mapping[str, Verdict]:
+        verdicts: dict[str, Verdict] = {}
+        for part in output.scheduled:
+            request = part.request
+            if request.is_finished:  # aborted while the step was in flight
+                continue
+            if request.request_id in sampled.errors:
+                verdicts[request.request_id] = Verdict((), FinishReason.ERROR)
+            elif request.request_id in sampled.token_ids:
+                verdicts[request.request_id] = self._judge_one(request, sampled.token_ids[request.request_id])
+        return verdicts
+
+    def _judge_one(self, request: Request, token_ids: tuple[int, ...]) -> Verdict:
+        """The first end cuts what follows it: speculation may bring several ids at once."""
+        for index, token_id in enumerate(token_ids):
+            kept = token_ids[: index + 1]
+            position = request.num_output_tokens + index
+            if position >= request.params.min_tokens:
+                if token_id in self._eos and not request.params.ignore_eos:
+                    return Verdict(kept, FinishReason.STOP)
+                if token_id in request.params.stop_token_ids:
+                    return Verdict(kept, FinishReason.STOP, token_id)
+            if self._is_full(request, position + 1):
+                return Verdict(kept, FinishReason.LENGTH)
+            if position >= request.params.min_tokens and self._repeats(request, kept):
+                return Verdict(kept, FinishReason.REPETITION)
+        return Verdict(token_ids)
+
+    def _is_full(self, request: Request, num_output_tokens: int) -> bool:
+        if num_output_tokens >= request.params.max_tokens:
+            return True
+        return request.num_prompt_tokens + num_output_tokens >= self._max_model_len
+
+    def _repeats(self, request: Request, new: tuple[int, ...]) -> bool:
+        rule = request.params.repetition_detection
+        if rule is None:
+            return False
+        window = min(rule.max_pattern_size * max(rule.min_count, 2), self._window)
+        return ends_in_repetition((*request.output_token_ids[-window:], *new)[-window:], rule)
+
+
+def ends_in_repetition(token_ids: Sequence[int], rule: RepetitionDetection) -> bool:
+    """Whether a pattern of min_pattern_size to max_pattern_size tokens stands `min_count` (at least 2) times at the end.
+
+    Linear in len(token_ids): read backwards, the sequence has period p for p * min_count tokens exactly where its match
+    with itself shifted by p is at least p * (min_count - 1) long (Z-function; Gusfield, "Algorithms on Strings").
+    """
+    count = max(rule.min_count, 2)
+    longest = min(rule.max_pattern_size, len(token_ids) // count)
+    if longest < max(rule.min_pattern_size, 1):
+        return False
+    matches = _self_matches(token_ids[::-1], longest)
+    return any(matches[size] >= size * (count - 1) for size in range(max(rule.min_pattern_size, 1), longest + 1))
+
+
+def _self_matches(text: Sequence[int], last: int) -> list[int]:
+    """Z-function for shifts up to `last`: length of the longest common prefix of `text` and `text[shift:]`."""
+    size = len(text)
+    z = [size] + [0] * last
+    left = right = 0  # [left, right): the rightmost stretch known to equal a prefix
+    for shift in range(1, last + 1):
+        match = min(right - shift, z[shift - left]) if shift < right else 0
+        while shift + match < size and text[match] == text[shift + match]:
+            match += 1
+        z[shift] = match
+        if shift + match > right:
+            left, right = shift, shift + match
+    return z
+
+
+def usage_of(num_prompt_tokens: int, num_output_tokens: Sequence[int], num_cached_tokens: int = 0) -> Usage:
+    """Usage of one call: the prompt once, the outputs of all its choices (every generated token, cut text included)."""
+    cached = min(max(num_cached_tokens, 0), num_prompt_tokens)
+    return Usage(num_prompt_tokens, sum(num_output_tokens), cached)
+
+
+def timings_of(
+    arrival: float, scheduled: float | None, first_token: float | None, last_token: float | None, num_tokens: int
+) -> Timings:
+    """Monotonic seconds -> durations. None where the moment never came; never negative, also if the clock stepped back."""
+    tpot = None
+    if first_token is not None and last_token is not None and num_tokens > 1:
+        tpot = max(last_token - first_token, 0.0) / (num_tokens - 1)
+    queue, ttft, e2e = (None if at is None else max(at - arrival, 0.0) for at in (scheduled, first_token, last_token))
+    return Timings(queue=queue, ttft=ttft, tpot=tpot, e2e=e2e)

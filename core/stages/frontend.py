@@ -1,0 +1,117 @@
+"""Stage 1, frontend: wire format, auth, load awareness, disconnects.
+
+A frontend turns a client's words into a `GenerateRequest` and the answer's `RequestOutput`s back into the client's format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from core.outputs import RequestOutput, StepStats
+from core.request import SamplingParams
+from core.stages.renderer import Prompt, RenderedPrompt, Renderer
+
+if TYPE_CHECKING:
+    from core.model.spec import ModelSpec
+    from core.pipeline import PipelineDescription
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One call of a client, before rendering and admission."""
+
+    request_id: str
+    prompt: Prompt
+    params: SamplingParams
+    max_tokens: int | None = None  # None: what is left of the context
+    max_tokens_param: str = "max_tokens"  # the client's field, for error messages
+    stream: bool = False
+    tenant: str = ""  # derived from the API key on the server side, never from the body
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`status` is one of starting, ok, frozen, dead, draining; `step_age` is seconds since the engine loop last turned."""
+
+    status: str
+    step_age: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What admission looks at. Counts of requests (choices), from the front's own table and the engine's last step."""
+
+    in_flight: int = 0  # registered at the front and not ended
+    running: int = 0
+    waiting: int = 0
+    prompt_tokens_in_flight: int = 0
+    kv_blocks_free: int = 0
+    kv_blocks_total: int = 0
+
+
+class Deltas(Protocol):
+    """The answer of one call as an async iterator. `aclose` may come at any time and ends the call."""
+
+    def __aiter__(self) -> Deltas: ...
+
+    async def __anext__(self) -> RequestOutput: ...
+
+    async def aclose(self) -> None: ...
+
+
+class FrontHalf(Protocol):
+    """The front half of the pipeline (stages 2, 3, 8 and 9's text side) as a frontend sees it: `core.front.Front`."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+
+    @property
+    def renderer(self) -> Renderer: ...
+
+    async def render(self, prompt: Prompt) -> RenderedPrompt:
+        """Render and tokenize in a worker thread. Raises RequestError."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> Deltas:
+        """Deltas until every choice has ended. Closing the iterator aborts the request and frees all it holds.
+
+        Raises before the first delta: RequestError (4xx), OverloadedError (503). At any time: EngineDeadError,
+        GenerationError. After an error nothing more comes and nothing is held.
+        """
+        ...
+
+    async def generate_many(self, requests: list[GenerateRequest]) -> list[Deltas]:
+        """Admit all or none (a list of prompts is one call): raises what `generate` raises before its first delta."""
+        ...
+
+    def health(self) -> Health: ...
+
+    def load(self) -> Load: ...
+
+    def stats(self) -> StepStats:
+        """The last step's numbers."""
+        ...
+
+    async def reset_prefix_cache(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendContext:
+    front: FrontHalf
+    description: PipelineDescription  # the nine stages with plugin, wheel and version
+    served_names: tuple[str, ...] = ()  # model names that a client may use; the first is the canonical one
+    metrics: object | None = None  # prometheus_client.CollectorRegistry of this front
+    drain_timeout: float = 0.0  # seconds that running requests get after SIGTERM
+    extra: dict[str, object] = field(default_factory=dict)
+
+
+class Frontend(Protocol):
+    """Config group `frontend`. Built once per process, in the front process."""
+
+    async def run(self) -> None:
+        """Serve until stopped; return when drained. Signals are the frontend's own business."""
+        ...

@@ -1,0 +1,71 @@
+"""Stage 7, sampler: logits -> token ids: the processor chain, the draw, logprobs (R7.1, R7.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from core.batch import SamplerOutput, SamplingMetadata
+from core.request import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+    from core.model.spec import ModelSpec
+
+
+# Fields of SamplingParams that only a sampler can honour.
+SAMPLER_FIELDS = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "min_tokens",
+        "logprobs",
+        "prompt_logprobs",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words",
+    }
+)
+_SHAPE_OF_RANDOMNESS = frozenset({"temperature", "top_p", "top_k", "min_p"})
+_DEFAULTS = SamplingParams()
+
+
+def unsupported_fields(params: SamplingParams, supports: Collection[str]) -> tuple[str, ...]:
+    """Fields that `params` sets (to other than their default) and a sampler with `supports` would ignore.
+
+    At temperature 0 the parameters of randomness change nothing, so any sampler honours them.
+    """
+    needed = SAMPLER_FIELDS - _SHAPE_OF_RANDOMNESS if params.greedy else SAMPLER_FIELDS
+    asked = (name for name in sorted(needed) if getattr(params, name) != getattr(_DEFAULTS, name))
+    return tuple(name for name in asked if name not in supports)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerContext:
+    model: ModelSpec  # vocab_size (logits width), eos_token_ids, unusable_token_ids
+    device: str = "cpu"
+
+
+class Sampler(Protocol):
+    """Config group `sampler`. Runs where the model runs, once per step, on the whole [R, V] matrix.
+
+    Seedable; greedy rows are exactly argmax; a row's result does not depend on its batch mates.
+    `supports` names the fields of `SAMPLER_FIELDS` that it honours; admission refuses requests that set another.
+    """
+
+    supports: ClassVar[frozenset[str]]
+
+    def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
+        """`logits` [R, V] float32, may be overwritten. A bad row (NaN, all masked) goes to `errors`, never raises."""
+        ...
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """These requests ended or were preempted: drop any state kept for them. Unknown ids are ignored."""
+        ...

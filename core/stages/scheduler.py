@@ -1,0 +1,69 @@
+"""Stage 4, scheduler: waiting and running requests; token, sequence and block budgets; preemption.
+
+The scheduling rule (idea: vLLM V1): there is no prefill phase and no decode phase. Each request has known tokens and
+computed tokens; a step hands out tokens until the second catches up with the first. Chunked prefill, prefix hits,
+resumption and speculation fall out of that one rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from core.batch import SchedulerOutput, Verdict
+from core.cache.kv_cache import KVCache
+from core.request import FinishReason, Request
+from core.stages.decode import Decode
+from core.stages.prefill import Prefill
+
+
+class SchedulerSettings(BaseModel):
+    """Limits that every scheduler has (R4.2); a scheduler's `Settings` extends this class."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    max_num_scheduled_tokens: int = Field(default=2048, ge=1, description="token budget of one step")
+    max_num_running_reqs: int = Field(default=64, ge=1, description="sequences in one step")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerContext:
+    cache: KVCache
+    prefill: Prefill  # stage 5: how much of a prompt runs in a step
+    decode: Decode  # stage 6: how many tokens a request tries per step
+    clock: Callable[[], float]  # monotonic seconds; a scheduler reads no other clock
+    max_model_len: int
+
+
+class Scheduler(Protocol):
+    """Config group `scheduler`. Never touches tensors. Called by the engine loop only, from one thread."""
+
+    def add(self, request: Request) -> None:
+        """Put a new request into the waiting queue."""
+        ...
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan one step and reserve its blocks; advances `num_computed_tokens` of what it planned.
+
+        May be called again before `update` of the step before (overlap): positions in flight count as known
+        (`Request.num_pending_tokens`).
+        """
+        ...
+
+    def update(self, output: SchedulerOutput, verdicts: Mapping[str, Verdict]) -> list[Request]:
+        """Take in a step's tokens: append ids, roll back rejected drafts, end what has ended and free its blocks.
+
+        Returns the requests that ended. A request that was aborted or preempted while the step was in flight is
+        skipped (abort) or keeps its tokens (preempted). `output` may be one step old.
+        """
+        ...
+
+    def finish(self, request_ids: Sequence[str], reason: FinishReason) -> list[Request]:
+        """End requests from outside (abort, error) and free their blocks. Unknown or ended ids are ignored."""
+        ...
+
+    def counts(self) -> tuple[int, int]:
+        """(num_running, num_waiting), preempted ones counted as waiting."""
+        ...
