@@ -1,0 +1,252 @@
+"""Settings and plugins -> pipeline: the one place where names become objects. Nothing here runs inside a step.
+
+`describe` selects and checks everything without heavy imports; `build_front` and `build_engine` make the two halves.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import BaseModel
+
+from core.errors import ConfigError, NonetError, PluginError
+from core.hookspecs import GROUPS
+from core.pipeline import EnginePipeline, FrontPipeline, Part, PipelineDescription
+from core.plugins import Plugins, Provided, import_target, load_plugins
+from core.settings import MODEL_KEYS, Settings, validated
+
+if TYPE_CHECKING:
+    from core.cache.kv_cache import KVCache
+    from core.client import EngineLoop
+    from core.model.interface import Executor
+    from core.model.spec import ModelSpec
+    from core.stages.admission import Admission
+    from core.stages.completion import Completion
+    from core.stages.decode import Decode
+    from core.stages.detokenizer import Detokenizer
+    from core.stages.frontend import Frontend, FrontendContext
+    from core.stages.prefill import Prefill
+    from core.stages.renderer import Renderer
+    from core.stages.scheduler import Scheduler
+
+Progress = Callable[[str, int, int], None]  # (what, done, total); total 0 while unknown
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    pass
+
+
+def describe(settings: Settings, plugins: Plugins) -> PipelineDescription:
+    """Select a component per group and check its values. Raises ConfigError or PluginError; reads no model."""
+    return PipelineDescription(tuple(_part(settings, plugins, group) for group in GROUPS))
+
+
+def _part(settings: Settings, plugins: Plugins, group: str) -> Part:
+    choice = settings.groups[group]
+    provided = plugins.find(group, choice.name)
+    cls = _settings_class(provided)
+    return Part(group, provided, validated(cls, choice.values, group, also=MODEL_KEYS if group == "model" else ()))
+
+
+def _settings_class(provided: Provided) -> type[BaseModel]:
+    if provided.component.settings is not None:
+        return cast(type[BaseModel], import_target(provided, provided.component.settings))
+    cls = getattr(import_target(provided, provided.component.target), "Settings", None)
+    if not (isinstance(cls, type) and issubclass(cls, BaseModel)):
+        raise PluginError(
+            f"{provided.component.target} (plugin {provided.plugin.name}) has no nested pydantic `Settings` class"
+        )
+    return cls
+
+
+def build(part: Part, context: object) -> Any:
+    """`Class(settings, context)`. Raises PluginError naming plugin, wheel and cause; our own errors pass as they are."""
+    cls = import_target(part.provided, part.provided.component.target)
+    try:
+        return cls(part.settings, context)
+    except NonetError:
+        raise
+    except Exception as error:
+        where = f"{part.group}={part.provided.component.name} (plugin {part.provided.plugin.name}, {part.wheel})"
+        raise PluginError(f"{where} could not be built: {type(error).__name__}: {error}") from error
+
+
+def read_model(settings: Settings, progress: Progress = no_progress) -> ModelSpec:
+    """Find the model's files (downloading where the source says so) and read its description; no weights."""
+    from core.model.describe import read_spec
+    from core.model.sources import default_cache_dir, resolve
+
+    cache_dir = Path(settings.model.cache_dir) if settings.model.cache_dir else default_cache_dir()
+    files = resolve(settings.model.source, cache_dir=cache_dir, progress=progress)
+    return read_spec(files, max_model_len=settings.model.max_model_len)
+
+
+def build_front(
+    description: PipelineDescription,
+    settings: Settings,
+    plugins: Plugins,
+    spec: ModelSpec,
+    num_kv_slots: Callable[[], int],
+) -> FrontPipeline:
+    """Stages 2, 3 and 8."""
+    from core.model.tokenizer import load_tokenizer
+    from core.stages.admission import AdmissionContext
+    from core.stages.detokenizer import DetokenizerContext
+    from core.stages.renderer import RendererContext
+
+    tokenizer = load_tokenizer(spec.files)
+    renderer: Renderer = build(description.part("renderer"), RendererContext(spec, tokenizer))
+    admission: Admission = build(description.part("admission"), AdmissionContext(spec, time.monotonic, num_kv_slots))
+    detokenizer: Detokenizer = build(description.part("detokenizer"), DetokenizerContext(tokenizer))
+    return FrontPipeline(
+        model=spec,
+        renderer=renderer,
+        admission=admission,
+        detokenizer=detokenizer,
+        step_observers=plugins.observers("step_finished", settings.plugins.enable),
+        request_observers=plugins.observers("request_finished", settings.plugins.enable),
+    )
+
+
+def build_frontend(description: PipelineDescription, context: FrontendContext) -> Frontend:
+    """Stage 1."""
+    return cast("Frontend", build(description.part("frontend"), context))
+
+
+def build_engine(
+    description: PipelineDescription, settings: Settings, spec: ModelSpec, progress: Progress = no_progress
+) -> EnginePipeline:
+    """Stages 4 to 7 and 9, with the model loaded and the KV pool allocated."""
+    from core.batching import BatchBuilder
+    from core.cache.kv_cache import CacheContext
+    from core.stages.completion import CompletionContext
+    from core.stages.decode import DecodeContext
+    from core.stages.prefill import PrefillContext
+    from core.stages.scheduler import SchedulerContext
+
+    limits = _scheduler_limits(description)
+    executor = _build_executor(description, settings, spec, progress)
+    num_blocks = _allocate(description, executor, spec, limits.max_num_running_reqs)
+    cache: KVCache = build(description.part("cache"), CacheContext(num_blocks, spec.max_model_len))
+    prefill: Prefill = build(description.part("prefill"), PrefillContext(limits.max_num_scheduled_tokens))
+    decode: Decode = build(description.part("decode"), DecodeContext(spec.max_model_len))
+    context = SchedulerContext(cache, prefill, decode, time.monotonic, spec.max_model_len)
+    scheduler: Scheduler = build(description.part("scheduler"), context)
+    completion: Completion = build(description.part("completion"), CompletionContext(spec))
+    return EnginePipeline(
+        model=spec,
+        scheduler=scheduler,
+        prefill=prefill,
+        decode=decode,
+        batch_builder=BatchBuilder(cache.block_size, spec.max_model_len),
+        executor=executor,
+        completion=completion,
+        cache=cache,
+        clock=time.monotonic,
+    )
+
+
+def _scheduler_limits(description: PipelineDescription) -> Any:
+    from core.stages.scheduler import SchedulerSettings
+
+    part = description.part("scheduler")
+    if not isinstance(part.settings, SchedulerSettings):
+        raise PluginError(
+            f"scheduler={part.provided.component.name} (plugin {part.provided.plugin.name}): "
+            "its Settings must extend core.stages.scheduler.SchedulerSettings"
+        )
+    return part.settings
+
+
+def _build_executor(
+    description: PipelineDescription, settings: Settings, spec: ModelSpec, progress: Progress
+) -> Executor:
+    from core.model.interface import ExecutorContext
+    from core.stages.sampler import SamplerContext
+
+    limits = _scheduler_limits(description)
+    context = ExecutorContext(
+        spec=spec,
+        build_model=partial(build, description.part("model")),
+        build_attention=partial(build, description.part("attention")),
+        build_quant=partial(build, description.part("quant")),
+        build_sampler=lambda device: build(description.part("sampler"), SamplerContext(spec, device)),
+        dtype=settings.model.dtype,
+        device=settings.model.device,
+        block_size=_cache_settings(description).block_size,
+        max_num_scheduled_tokens=limits.max_num_scheduled_tokens,
+        max_num_running_reqs=limits.max_num_running_reqs,
+        progress=progress,
+    )
+    return cast("Executor", build(description.part("executor"), context))
+
+
+def _cache_settings(description: PipelineDescription) -> Any:
+    from core.cache.kv_cache import CacheSettings
+
+    part = description.part("cache")
+    if not isinstance(part.settings, CacheSettings):
+        raise PluginError(
+            f"cache={part.provided.component.name} (plugin {part.provided.plugin.name}): "
+            "its Settings must extend core.cache.kv_cache.CacheSettings"
+        )
+    return part.settings
+
+
+def _allocate(description: PipelineDescription, executor: Executor, spec: ModelSpec, max_running: int) -> int:
+    """Size the KV pool: what config says, else a share of the memory that is free now, never more than could be used."""
+    settings = _cache_settings(description)
+    block_bytes = executor.kv_bytes_per_block()
+    per_sequence = -(-spec.max_model_len // settings.block_size)
+    budget = settings.memory_bytes(available_memory())
+    num_blocks = settings.num_blocks or min(budget // block_bytes, per_sequence * max_running)
+    if num_blocks < 1:
+        raise ConfigError(
+            f"cache.memory={settings.memory} ({budget} bytes) does not hold one KV block of {block_bytes} bytes; "
+            "raise cache.memory"
+        )
+    executor.allocate(num_blocks)
+    return int(num_blocks)
+
+
+def available_memory() -> int:
+    """Bytes of host memory that can be had without swapping."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+
+
+def build_engine_from_json(settings_json: str, progress: Progress = no_progress) -> EngineLoop:
+    """The engine process's start: the same settings and the same plugins as the front's."""
+    settings = Settings.from_json(settings_json)
+    plugins = load_plugins(settings.plugins.disable)
+    return make_engine(settings, plugins, progress)
+
+
+def make_engine(settings: Settings, plugins: Plugins, progress: Progress = no_progress) -> EngineLoop:
+    from core.engine import Engine
+    from core.wire import EngineInfo
+
+    description = describe(settings, plugins)
+    spec = read_model(settings, progress)
+    pipeline = build_engine(description, settings, spec, progress)
+    info = EngineInfo(
+        num_kv_blocks=pipeline.cache.num_blocks,
+        block_size=pipeline.cache.block_size,
+        max_model_len=spec.max_model_len,
+        model_name=spec.name,
+        dtype=settings.model.dtype,
+        device=settings.model.device,
+        plugins=plugins.fingerprint(),
+    )
+    return Engine(pipeline, info)

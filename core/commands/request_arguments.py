@@ -1,0 +1,40 @@
+"""Arguments that describe a request rather than the config: `prompt="…" max_tokens=32`. They never meet Hydra's grammar,
+so a prompt may hold quotes, commas and equal signs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from core.compose import FREE_GROUPS, SECTIONS
+from core.errors import ConfigError
+from core.hookspecs import GROUPS
+
+
+@dataclass(frozen=True, slots=True)
+class SplitArguments:
+    overrides: list[str]
+    request: dict[str, Any]
+
+
+def split(arguments: Sequence[str]) -> SplitArguments:
+    """A word without a dot that is no config group is a request field; lists and objects are written as JSON."""
+    overrides, request = [], {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and key.isidentifier() and key not in (*GROUPS, *FREE_GROUPS, *SECTIONS):
+            request[key] = _value(key, value)
+        else:
+            overrides.append(argument)
+    return SplitArguments(overrides, request)
+
+
+def _value(key: str, text: str) -> Any:
+    if key == "prompt" or not text.startswith(("[", "{")):
+        return None if text == "null" else text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {text!r} is not JSON: {error}") from None

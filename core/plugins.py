@@ -1,0 +1,226 @@
+"""Which plugins exist: the built-in list, entry points, enable and disable, isolation of failures. Imports no torch.
+
+Installing is not activating: a plugin adds names; only config turns a name into a running object. Observers of third
+parties run only when `plugins.enable` lists their plugin.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
+from typing import Any
+
+import pluggy
+
+from core import hookspecs
+from core.errors import PluginError, near_matches
+from core.hookspecs import API_VERSION, GROUPS, PROJECT, Component
+
+ENTRY_POINT_GROUP = "nonet.plugins"
+DISABLE_VARIABLE = "NONET_PLUGINS_DISABLE"
+"""Comma-separated plugin or distribution names that are not loaded; `all` leaves the built-ins alone."""
+
+BUILTINS = (
+    "core.builtin",
+    "core.metrics:Metrics",
+    "plugins.frontends",
+    "plugins.schedulers",
+    "plugins.samplers",
+    "plugins.models",
+    "plugins.attention",
+    "plugins.quant",
+)
+"""Modules (or "module:Class", one object per process) with our own hooks, registered through the same door as a stranger's:
+the same order everywhere, also in a bare checkout."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRecord:
+    """One plugin as found. `status` is loaded, disabled or failed; `reason` says why when it is not loaded."""
+
+    name: str
+    distribution: str
+    version: str
+    status: str
+    reason: str = ""
+    builtin: bool = False
+    components: tuple[tuple[str, Component], ...] = ()  # (group, component)
+    config_packages: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Provided:
+    """A component together with the plugin that provides it."""
+
+    group: str
+    component: Component
+    plugin: PluginRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """All plugins of this process and the components they provide."""
+
+    records: tuple[PluginRecord, ...]
+    _provided: Mapping[tuple[str, str], Provided] = field(repr=False)
+    _conflicts: Mapping[tuple[str, str], tuple[str, ...]] = field(repr=False)
+    _observers: Mapping[str, tuple[tuple[str, Callable[..., None]], ...]] = field(repr=False)
+    _objects: Mapping[str, object] = field(repr=False)
+
+    def plugin_object(self, name: str) -> object:
+        """The registered module or object of a loaded plugin, e.g. the built-in metrics."""
+        return self._objects[name]
+
+    def names(self, group: str) -> tuple[str, ...]:
+        return tuple(name for g, name in self._provided if g == group)
+
+    def components(self, group: str) -> tuple[Provided, ...]:
+        return tuple(p for (g, _), p in self._provided.items() if g == group)
+
+    def find(self, group: str, name: str) -> Provided:
+        """The component that config selects. Raises PluginError: unknown (near matches), claimed twice, or failed to load."""
+        claimed = self._conflicts.get((group, name))
+        if claimed:
+            raise PluginError(
+                f"{group}={name} is provided by more than one plugin: {', '.join(claimed)}; "
+                f"disable all but one with plugins.disable=[…]"
+            )
+        found = self._provided.get((group, name))
+        if found is not None:
+            return found
+        failed = [f"{r.name} ({r.distribution} {r.version}): {r.reason}" for r in self.records if r.status == "failed"]
+        hint = f"; plugins that failed to load: {' | '.join(failed)}" if failed else ""
+        raise PluginError(f"no {group} is called {name!r}{near_matches(name, self.names(group))}{hint}")
+
+    def observers(self, event: str, enabled: Iterable[str]) -> tuple[Callable[..., None], ...]:
+        """Plain functions for `step_finished` or `request_finished`: built-in ones, and those of enabled plugins."""
+        enabled = set(enabled)
+        builtin = {r.name for r in self.records if r.builtin}
+        return tuple(fn for plugin, fn in self._observers.get(event, ()) if plugin in builtin or plugin in enabled)
+
+    def config_packages(self) -> tuple[str, ...]:
+        return tuple(package for r in self.records if r.status == "loaded" for package in r.config_packages)
+
+    def fingerprint(self) -> list[str]:
+        """`plugin==version` of everything loaded; both processes must agree on it."""
+        return sorted(f"{r.name}=={r.version}" for r in self.records if r.status == "loaded")
+
+
+def load_plugins(disable: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Plugins:
+    """Load built-ins (failures are errors), then entry points by name (failures are recorded, and the plugin is left out)."""
+    disabled = {*disable, *filter(None, environ.get(DISABLE_VARIABLE, "").split(","))}
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+    records = [_load_builtin(manager, name) for name in BUILTINS]
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: (p.name, p.value)):
+        records.append(_load_entry_point(manager, point, disabled))
+    return _index(manager, records)
+
+
+def _load_builtin(manager: pluggy.PluginManager, name: str) -> PluginRecord:
+    module_name, _, class_name = name.partition(":")
+    module = importlib.import_module(module_name)
+    plugin = getattr(module, class_name)() if class_name else module
+    manager.register(plugin, module_name)
+    return _describe(manager, plugin, module_name, "nonet", own_version(), builtin=True)
+
+
+def _load_entry_point(manager: pluggy.PluginManager, point: EntryPoint, disabled: set[str]) -> PluginRecord:
+    dist_name, version = _distribution_of(point.dist)
+    if disabled & {point.name, dist_name, "all"}:
+        return PluginRecord(point.name, dist_name, version, "disabled", "disabled by config or environment")
+    if manager.has_plugin(point.name):
+        reason = f"the plugin name {point.name!r} is taken; the entry point must be renamed"
+        return PluginRecord(point.name, dist_name, version, "failed", reason)
+    plugin: object | None = None
+    try:
+        plugin = point.load()
+        manager.register(plugin, point.name)
+        _refuse_unknown_hooks(manager, plugin)
+        return _describe(manager, plugin, point.name, dist_name, version, builtin=False)
+    except Exception as error:  # a stranger's code may raise anything; it must not take the others down
+        if plugin is not None and manager.is_registered(plugin):
+            manager.unregister(plugin)
+        return PluginRecord(point.name, dist_name, version, "failed", f"{type(error).__name__}: {error}")
+
+
+def _distribution_of(dist: Distribution | None) -> tuple[str, str]:
+    return (dist.metadata["Name"], dist.version) if dist is not None else ("unknown", "0")
+
+
+def own_version() -> str:
+    try:
+        return distribution(PROJECT).version
+    except PackageNotFoundError:
+        return "0+checkout"
+
+
+def _refuse_unknown_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
+    known = {n for n in dir(hookspecs) if getattr(getattr(hookspecs, n), f"{PROJECT}_spec", None) is not None}
+    for caller in manager.get_hookcallers(plugin) or []:
+        for impl in caller.get_hookimpls():
+            if impl.plugin is plugin and not caller.has_spec() and not impl.optionalhook:
+                raise PluginError(f"it implements an unknown hook {caller.name!r}{near_matches(caller.name, known)}")
+
+
+def _describe(
+    manager: pluggy.PluginManager, plugin: object, name: str, dist_name: str, version: str, *, builtin: bool
+) -> PluginRecord:
+    callers = manager.get_hookcallers(plugin) or []
+    hooks = tuple(sorted(caller.name for caller in callers))
+    components = tuple((g, c) for g in GROUPS if f"provide_{g}s" in hooks for c in _components(plugin, g))
+    packages = tuple(plugin.provide_config_packages()) if "provide_config_packages" in hooks else ()  # type: ignore[attr-defined]
+    return PluginRecord(name, dist_name, version, "loaded", "", builtin, components, packages, hooks)
+
+
+def _components(plugin: object, group: str) -> Iterable[Component]:
+    for component in getattr(plugin, f"provide_{group}s")() or ():
+        if not isinstance(component, Component):
+            raise PluginError(f"provide_{group}s must yield core.hookspecs.Component, not {type(component).__name__}")
+        if component.api_version != API_VERSION:
+            raise PluginError(
+                f"{group}={component.name} is built for plugin API {component.api_version}, this is {API_VERSION}; "
+                "install a release of the plugin for this version"
+            )
+        yield component
+
+
+def _index(manager: pluggy.PluginManager, records: list[PluginRecord]) -> Plugins:
+    provided: dict[tuple[str, str], Provided] = {}
+    conflicts: dict[tuple[str, str], tuple[str, ...]] = {}
+    for record in records:
+        for group, component in record.components:
+            key = (group, component.name)
+            if key in provided:
+                first = provided[key].plugin.name
+                conflicts[key] = (*conflicts.get(key, (first,)), record.name)
+            else:
+                provided[key] = Provided(group, component, record)
+    events = ("step_finished", "request_finished")
+    observers = {event: _observers(manager, event) for event in events}
+    return Plugins(tuple(records), provided, conflicts, observers, dict(manager.list_name_plugin()))
+
+
+def _observers(manager: pluggy.PluginManager, event: str) -> tuple[tuple[str, Callable[..., None]], ...]:
+    """Bound past pluggy, whose call costs 30 times a plain one: so wrappers, and other argument lists, are refused here."""
+    bound = []
+    for impl in getattr(manager.hook, event).get_hookimpls():
+        if impl.wrapper or impl.hookwrapper or len(impl.argnames) != 1:
+            raise PluginError(f"plugin {impl.plugin_name}: {event} takes exactly one argument and cannot be a wrapper")
+        bound.append((impl.plugin_name, impl.function))
+    return tuple(bound)
+
+
+def import_target(provided: Provided, path: str) -> Any:
+    """Import "package.module:Name" of a component. Raises PluginError naming plugin, wheel and cause."""
+    module, _, attribute = path.partition(":")
+    plugin = provided.plugin
+    who = f"{provided.group}={provided.component.name} (plugin {plugin.name}, {plugin.distribution} {plugin.version})"
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise PluginError(f"{who}: cannot import {path!r}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,19 @@
+"""Built-in frontends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from core.hookspecs import Component, hookimpl
+
+
+@hookimpl
+def provide_frontends() -> Iterable[Component]:
+    yield Component(
+        "openai_http",
+        "plugins.frontends.openai_http:OpenAIHttp",
+        "OpenAI-compatible HTTP with streaming",
+        settings="plugins.frontends.openai_http.settings:Settings",
+    )
+    yield Component("chat_cli", "plugins.frontends.chat_cli:ChatCli", "a terminal chat")
+    yield Component("offline", "plugins.frontends.offline:Offline", "one prompt, or a JSONL file")

