@@ -1,0 +1,204 @@
+"""GGML block formats to float tensors, vectorised.
+
+A row is a whole number of blocks; a block holds `block_size` weights in `block_bytes` bytes. The layouts are those of
+ggml (https://github.com/ggml-org/ggml, block structs of `ggml-common.h`). Every product of scales and quants below fits
+the 24-bit significand of float32, so results do not depend on the order of operations and equal other readers' exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+Unpack = Callable[[Tensor], Tensor]  # uint8 [n, block_bytes] -> float32 [n, block_size]
+
+SLICE_ELEMENTS = 1 << 22  # weights per slice: bounds the float32 intermediates to tens of megabytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """One ggml tensor type. `unpack` is None for types that are known by size but cannot be read."""
+
+    name: str
+    block_size: int
+    block_bytes: int
+    unpack: Unpack | None = None
+
+
+def dequantize(raw: Tensor, block_format: BlockFormat, dtype: torch.dtype) -> Tensor:
+    """uint8 [rows, row_bytes] -> `dtype` [rows, cols], a slice of rows at a time so that float32 never exists whole.
+
+    Raises ValueError when the format has no unpacker or a row is not a whole number of blocks.
+    """
+    unpack = block_format.unpack
+    if unpack is None:
+        raise ValueError(f"type {block_format.name} cannot be dequantised")
+    rows, row_bytes = raw.shape
+    if row_bytes % block_format.block_bytes:
+        raise ValueError(f"{row_bytes} bytes per row is not a whole number of {block_format.name} blocks")
+    cols = row_bytes // block_format.block_bytes * block_format.block_size
+    out = torch.empty(rows, cols, dtype=dtype)
+    step = max(1, SLICE_ELEMENTS // max(cols, 1))
+    for start in range(0, rows, step):
+        blocks = raw[start : start + step].reshape(-1, block_format.block_bytes)
+        out[start : start + step] = unpack(blocks).view(-1, cols)
+    return out
+
+
+def _half(two_bytes: Tensor) -> Tensor:
+    """uint8 [..., 2k] -> float32 [..., k]. Copies, since a block's scale may lie at an odd address."""
+    return two_bytes.clone(memory_format=torch.contiguous_format).view(torch.float16).float()
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """uint8 [..., k] -> uint8 [..., 2, k]: low nibbles first, then high ones."""
+    return torch.stack((packed & 15, packed >> 4), dim=-2)
+
+
+def _shifted(packed: Tensor, shifts: range, mask: int) -> Tensor:
+    """uint8 [..., k] -> uint8 [..., len(shifts), k]: `(packed >> s) & mask` for each shift."""
+    amounts = torch.tensor(list(shifts), dtype=torch.uint8).unsqueeze(-1)
+    return (packed.unsqueeze(-2) >> amounts) & mask
+
+
+def _fifth_bits(packed: Tensor) -> Tensor:
+    """uint8 [n, 4] -> uint8 [n, 32]: bit i of the little-endian word belongs to weight i."""
+    return _shifted(packed, range(8), 1).transpose(-1, -2).reshape(-1, 32)
+
+
+def _float32(blocks: Tensor) -> Tensor:
+    return blocks.clone(memory_format=torch.contiguous_format).view(torch.float32)
+
+
+def _bfloat16(blocks: Tensor) -> Tensor:
+    return blocks.clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    """d f16, 16 bytes: w = d * (q - 8)."""
+    q = _nibbles(blocks[:, 2:]).reshape(-1, 32)
+    return _half(blocks[:, :2]) * (q.float() - 8)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    """d f16, m f16, 16 bytes: w = d * q + m."""
+    q = _nibbles(blocks[:, 4:]).reshape(-1, 32)
+    return _half(blocks[:, :2]) * q.float() + _half(blocks[:, 2:4])
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    """d f16, 4 bytes of fifth bits, 16 bytes: w = d * (q - 16)."""
+    q = _nibbles(blocks[:, 6:]).reshape(-1, 32) | (_fifth_bits(blocks[:, 2:6]) << 4)
+    return _half(blocks[:, :2]) * (q.float() - 16)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    """d f16, m f16, 4 bytes of fifth bits, 16 bytes: w = d * q + m."""
+    q = _nibbles(blocks[:, 8:]).reshape(-1, 32) | (_fifth_bits(blocks[:, 4:8]) << 4)
+    return _half(blocks[:, :2]) * q.float() + _half(blocks[:, 2:4])
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    """d f16, 32 int8: w = d * q."""
+    return _half(blocks[:, :2]) * blocks[:, 2:].view(torch.int8).float()
+
+
+def _affine(scale: Tensor, quant: Tensor, minimum: Tensor) -> Tensor:
+    """scale, minimum [n, sub_blocks] and quant [n, sub_blocks, k] -> [n, 256]: scale * quant - minimum."""
+    return (scale.unsqueeze(-1) * quant.float() - minimum.unsqueeze(-1)).reshape(-1, 256)
+
+
+def _two_bit_quants(packed: Tensor) -> Tensor:
+    """uint8 [n, 64] -> uint8 [n, 2, 4, 32]: two halves of 32 bytes, each byte holds one weight of four sub-blocks."""
+    return _shifted(packed.reshape(-1, 2, 32), range(0, 8, 2), 3)
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    """16 bytes of 4-bit (scale, min), 64 bytes, d f16, dmin f16."""
+    scales = blocks[:, :16]
+    q = _two_bit_quants(blocks[:, 16:80]).reshape(-1, 16, 16)
+    return _affine(_half(blocks[:, 80:82]) * (scales & 15), q, _half(blocks[:, 82:84]) * (scales >> 4))
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    """32 bytes of third bits (set: no offset of 4), 64 bytes, 12 bytes of 6-bit scales less 32, d f16."""
+    high = _shifted(blocks[:, :32], range(8), 1).reshape(-1, 2, 4, 32)
+    q = _two_bit_quants(blocks[:, 32:96]).float() - (1 - high.float()) * 4
+    low4 = _nibbles(blocks[:, 96:104]).reshape(-1, 16)
+    high2 = _shifted(blocks[:, 104:108], range(0, 8, 2), 3).reshape(-1, 16)
+    scale = _half(blocks[:, 108:110]) * ((low4 | (high2 << 4)).float() - 32)
+    return (scale.unsqueeze(-1) * q.reshape(-1, 16, 16)).reshape(-1, 256)
+
+
+def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """uint8 [n, 12] -> eight 6-bit scales and eight 6-bit minimums, [n, 8] each (Q4_K and Q5_K share the layout)."""
+    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scale = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), dim=1)
+    minimum = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), dim=1)
+    return scale, minimum
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    """d f16, dmin f16, 12 bytes of scales, 128 bytes: 32 bytes hold sub-block 2g (low) and 2g+1 (high)."""
+    scale, minimum = _six_bit_scales(blocks[:, 4:16])
+    q = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    return _affine(_half(blocks[:, :2]) * scale, q, _half(blocks[:, 2:4]) * minimum)
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    """As Q4_K with 32 bytes of fifth bits before the quants: bit j of each byte belongs to sub-block j."""
+    scale, minimum = _six_bit_scales(blocks[:, 4:16])
+    low = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    q = low | (_shifted(blocks[:, 16:48], range(8), 1) << 4)
+    return _affine(_half(blocks[:, :2]) * scale, q, _half(blocks[:, 2:4]) * minimum)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    """128 bytes of low nibbles, 64 bytes of high pairs, 16 int8 scales, d f16: w = d * scale * (q - 32)."""
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    high = _shifted(blocks[:, 128:192].reshape(-1, 2, 32), range(0, 8, 2), 3)
+    q = (low | (high << 4)).float().reshape(-1, 16, 16) - 32
+    scale = _half(blocks[:, 208:210]) * blocks[:, 192:208].view(torch.int8)
+    return (scale.unsqueeze(-1) * q).reshape(-1, 256)
+
+
+FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
+    {
+        0: BlockFormat("F32", 1, 4, _float32),
+        1: BlockFormat("F16", 1, 2, _half),
+        2: BlockFormat("Q4_0", 32, 18, _q4_0),
+        3: BlockFormat("Q4_1", 32, 20, _q4_1),
+        6: BlockFormat("Q5_0", 32, 22, _q5_0),
+        7: BlockFormat("Q5_1", 32, 24, _q5_1),
+        8: BlockFormat("Q8_0", 32, 34, _q8_0),
+        9: BlockFormat("Q8_1", 32, 40),
+        10: BlockFormat("Q2_K", 256, 84, _q2_k),
+        11: BlockFormat("Q3_K", 256, 110, _q3_k),
+        12: BlockFormat("Q4_K", 256, 144, _q4_k),
+        13: BlockFormat("Q5_K", 256, 176, _q5_k),
+        14: BlockFormat("Q6_K", 256, 210, _q6_k),
+        15: BlockFormat("Q8_K", 256, 292),
+        16: BlockFormat("IQ2_XXS", 256, 66),
+        17: BlockFormat("IQ2_XS", 256, 74),
+        18: BlockFormat("IQ3_XXS", 256, 98),
+        19: BlockFormat("IQ1_S", 256, 50),
+        20: BlockFormat("IQ4_NL", 32, 18),
+        21: BlockFormat("IQ3_S", 256, 110),
+        22: BlockFormat("IQ2_S", 256, 82),
+        23: BlockFormat("IQ4_XS", 256, 136),
+        24: BlockFormat("I8", 1, 1),
+        25: BlockFormat("I16", 1, 2),
+        26: BlockFormat("I32", 1, 4),
+        27: BlockFormat("I64", 1, 8),
+        28: BlockFormat("F64", 1, 8),
+        29: BlockFormat("IQ1_M", 256, 56),
+        30: BlockFormat("BF16", 1, 2, _bfloat16),
+        34: BlockFormat("TQ1_0", 256, 54),
+        35: BlockFormat("TQ2_0", 256, 66),
+        39: BlockFormat("MXFP4", 32, 17),
+    }
+)
