@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from core.hookspecs import Component, hookimpl
+from core.stages.sampler import SAMPLER_FIELDS
 
 
 @hookimpl
@@ -14,6 +15,7 @@ def provide_samplers() -> Iterable[Component]:
         "plugins.samplers.standard:Standard",
         "penalties, masks, temperature, top-k, top-p, min-p, logprobs",
         settings="plugins.samplers.settings:StandardSettings",
+        provides=tuple(sorted(SAMPLER_FIELDS)),
     )
     yield Component(
         "greedy",

@@ -1,0 +1,47 @@
+"""Sampler `greedy`: the most probable token and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from core.batch import SamplerOutput, SamplingMetadata
+from core.stages.sampler import SamplerContext
+from plugins.samplers.candidates import block_maxima, first_maximum
+from plugins.samplers.settings import GreedySettings
+from plugins.samplers.verify import NO_TOKEN, bad_rows, blank_index, keep_accepted, sampled_logits
+
+
+class Greedy:
+    """Argmax of every row, the lowest id among equals; speculation is verified, nothing is kept between steps.
+
+    It supports no sampling parameter, and says so in `supports`: a request that asks for one is refused at admission.
+    A seed needs no support, since the answer is the same without it.
+    """
+
+    Settings = GreedySettings
+    supports: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, settings: GreedySettings, context: SamplerContext):
+        self._blank = blank_index(context.model.unusable_token_ids, context.model.vocab_size, context.device)
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
+        if not metadata.rows:
+            return SamplerOutput({})
+        rows = sampled_logits(logits, metadata.sampled_rows)
+        if self._blank is not None:
+            rows[:, self._blank] = float("-inf")
+        maxima = block_maxima(rows)
+        bad = bad_rows(maxima.amax(-1), "at this position")
+        token_ids = first_maximum(rows, maxima).tolist()
+        for row in bad:
+            token_ids[row] = NO_TOKEN
+        kept = keep_accepted(metadata.rows, token_ids, bad)
+        chosen = {request_id: tuple(token_ids[row] for row in rows) for request_id, rows in kept.rows.items()}
+        return SamplerOutput(chosen, errors=kept.errors)
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Nothing is kept."""

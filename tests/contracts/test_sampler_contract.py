@@ -1,0 +1,249 @@
+"""Both built-in samplers keep the contract; the standard one equals the slow twin over all parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.batch import PromptRows, SampledRow, SamplingMetadata
+from core.model.spec import ModelSpec
+from core.request import SamplingParams
+from core.stages.sampler import SAMPLER_FIELDS, Sampler, SamplerContext, unsupported_fields
+from core.testing.sampler import SamplerContract, make_logits, make_row, metadata_of
+from core.testing.sampler_reference import ReferenceSampler, spec_of
+from plugins.samplers.draw import uniforms
+from plugins.samplers.greedy import Greedy
+from plugins.samplers.standard import Standard
+
+V = 150
+EOS = frozenset({3, 4})
+UNUSABLE = frozenset({140, 145, 149})
+
+
+class TestStandard(SamplerContract):
+    def make_sampler(self, model: ModelSpec) -> Sampler:
+        return Standard(Standard.Settings(), SamplerContext(model))
+
+
+class TestStandardInSmallPieces(SamplerContract):
+    """Growth of the candidates and chunks of rows do not change a result."""
+
+    def make_sampler(self, model: ModelSpec) -> Sampler:
+        sampler = Standard(Standard.Settings(first_candidates=2), SamplerContext(model))
+        sampler._chunk_floats = sampler._logprobs._chunk_floats = 150 * model.vocab_size
+        return sampler
+
+
+class TestGreedy(SamplerContract):
+    def make_sampler(self, model: ModelSpec) -> Sampler:
+        return Greedy(Greedy.Settings(), SamplerContext(model))
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    return float(uniforms([seed], [choice], [position])[0])
+
+
+ids = st.integers(0, V - 1)
+some_ids = st.lists(ids, max_size=4).map(tuple)
+params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 1e-6, 1e-5, 0.3, 1.0, 2.0, 100.0]),
+    top_k=st.sampled_from([0, 1, 2, 40, V - 1, V, V + 5, 10**6]),
+    top_p=st.sampled_from([1e-9, 0.1, 0.5, 0.95, 0.9999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0, 1e-6, 0.2, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 0.5, 1.3, 2.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -2.0, 0.7, 2.0]),
+    presence_penalty=st.sampled_from([0.0, 0.0, -1.0, 2.0]),
+    logit_bias=st.dictionaries(ids, st.sampled_from([-100.0, -1.0, 5.0, 100.0]), max_size=3),
+    allowed_token_ids=st.one_of(st.none(), st.none(), some_ids),
+    bad_words_token_ids=st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    min_tokens=st.sampled_from([0, 0, 2, 5]),
+    ignore_eos=st.booleans(),
+    stop_token_ids=some_ids,
+    logprobs=st.sampled_from([None, 0, 1, 5, V, V + 7]),
+)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[SampledRow]]:
+    count = draw(st.integers(1, 5))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    logits = (rng.normal(size=(count, V)) * draw(st.sampled_from([0.0, 0.1, 3.0, 30.0]))).astype(np.float32)
+    if draw(st.booleans()):
+        logits = np.round(logits)  # many ties
+    if draw(st.booleans()):
+        cells = rng.integers(0, V, 3)
+        logits[0, cells] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    rows = []
+    for index in range(count):
+        output = draw(st.lists(ids, max_size=4))
+        place = draw(st.integers(0, 1)) + len(output)  # one id may be in flight
+        fields = {"seed": draw(st.integers(-(2**63), 2**63 - 1)), "choice": index, "position": place}
+        prompt = draw(st.lists(ids, min_size=1, max_size=5))
+        row = make_row(f"r{index}", draw(params), output_token_ids=output, prompt_token_ids=prompt, **fields)
+        rows.append(row)
+    return torch.from_numpy(logits), rows
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(steps(), st.sampled_from([1, 16, 256]))
+def test_standard_equals_its_slow_twin(step: tuple[torch.Tensor, list[SampledRow]], first: int) -> None:
+    logits, rows = step
+    model = spec_of(V, EOS, UNUSABLE)
+    sampler = Standard(Standard.Settings(first_candidates=first), SamplerContext(model))
+    reference = ReferenceSampler(model, uniform)
+    found = sampler.sample(logits.clone(), metadata_of(rows))
+    for index, row in enumerate(rows):
+        values, name = logits[index].numpy(), row.request_id
+        assert (name in found.errors) == reference.is_bad(values, row) == (name not in found.token_ids)
+        if name in found.errors:
+            continue
+        assert found.token_ids[name][0] in reference.acceptable(values, row)
+        assert (name in found.logprobs) == (row.params.logprobs is not None)
+        if row.params.logprobs is not None:
+            wanted, (given_,) = (
+                reference.logprobs(values, found.token_ids[name][0], row.params.logprobs),
+                found.logprobs[name],
+            )
+            assert (given_.rank, [i for i, _ in given_.top]) == (wanted.rank, [i for i, _ in wanted.top])
+            np.testing.assert_allclose(given_.logprob, wanted.logprob, atol=1e-4, rtol=1e-5)
+            np.testing.assert_allclose([p for _, p in given_.top], [p for _, p in wanted.top], atol=1e-4, rtol=1e-5)
+
+
+def test_large_vocabulary_equals_the_slow_twin() -> None:
+    """Sizes at which blocks, buckets and growth are all in use."""
+    model = spec_of(20_011)
+    sampler, reference = Standard(Standard.Settings(), SamplerContext(model)), ReferenceSampler(model, uniform)
+    shapes = [
+        {"top_k": 50, "top_p": 0.9},
+        {"top_p": 0.9},
+        {"min_p": 1e-4},
+        {"top_k": 3000},
+        {},
+        {"top_p": 0.99, "temperature": 9.0},
+    ]
+    rows = [make_row(f"r{i}", SamplingParams(**shapes[i % len(shapes)]), seed=i) for i in range(24)]
+    logits = make_logits(24, 20_011, seed=9)
+    found = sampler.sample(logits.clone(), metadata_of(rows))
+    for index, row in enumerate(rows):
+        assert found.token_ids[row.request_id][0] in reference.acceptable(logits[index].numpy(), row)
+
+
+def test_rows_are_bitwise_independent_at_real_width() -> None:
+    """Also with another number of threads: a row's sums are never split differently."""
+    model = spec_of(50_257)
+    logits = make_logits(7, 50_257)
+    kinds = [
+        SamplingParams(logprobs=3),
+        SamplingParams(temperature=0.0, logprobs=3),
+        SamplingParams(top_p=0.9, logprobs=3),
+    ]
+    rows = [make_row(f"r{i}", kinds[i % 3], seed=i) for i in range(7)]
+    sampler, threads = Standard(Standard.Settings(), SamplerContext(model)), torch.get_num_threads()
+    together = sampler.sample(logits.clone(), metadata_of(rows))
+    try:
+        torch.set_num_threads(1)
+        alone = [sampler.sample(logits[i : i + 1].clone(), metadata_of([row])) for i, row in enumerate(rows)]
+    finally:
+        torch.set_num_threads(threads)
+    for row, single in zip(rows, alone, strict=True):
+        assert single.token_ids[row.request_id] == together.token_ids[row.request_id]
+        assert single.logprobs[row.request_id] == together.logprobs[row.request_id]
+
+
+def test_speculation_gives_the_tokens_of_plain_decoding() -> None:
+    """Each row draws with its own position and counts the drafts before it, so right drafts are accepted in full."""
+    model = spec_of(V)
+    sampling = SamplingParams(temperature=0.9, top_p=0.9, frequency_penalty=0.8, repetition_penalty=1.2, logprobs=1)
+    logits = make_logits(4, V, seed=6)
+    plain: list[int] = []
+    sampler = Standard(Standard.Settings(), SamplerContext(model))
+    for step in range(4):
+        row = make_row("a", sampling, output_token_ids=list(plain), position=step)
+        plain += sampler.sample(logits[step : step + 1].clone(), metadata_of([row])).token_ids["a"]
+    rows = [
+        make_row("a", sampling, output_token_ids=[], position=i, draft_token_ids=tuple(plain[:i])) for i in range(4)
+    ]
+    found = Standard(Standard.Settings(), SamplerContext(model)).sample(logits.clone(), metadata_of(rows))
+    assert list(found.token_ids["a"]) == plain
+    assert [entry.token_id for entry in found.logprobs["a"]] == plain
+
+
+def test_logits_of_other_types_and_layouts() -> None:
+    model = spec_of(V)
+    sampler = Standard(Standard.Settings(), SamplerContext(model))
+    wide = make_logits(3, V + 10).bfloat16()[:, :V]
+    row = make_row("a", SamplingParams(temperature=0.0, repetition_penalty=1.5, logprobs=2))
+    metadata = SamplingMetadata((1,), (row,), (PromptRows("a", (0,), (5,), 1),))
+    wanted = sampler.sample(wide.float().contiguous(), metadata)
+    assert sampler.sample(wide, metadata) == wanted
+
+
+def test_ids_outside_the_vocabulary_touch_no_neighbour() -> None:
+    """G1, G2: refusing them is the renderer's part; here they change nothing."""
+    sampler = Standard(Standard.Settings(), SamplerContext(spec_of(V)))
+    wild = SamplingParams(
+        temperature=0.0,
+        min_tokens=9,
+        stop_token_ids=(V + 10, -1, 2**40),
+        logit_bias={V + 3: 100.0, -1: 100.0},
+        bad_words_token_ids=((V + 1,), (5, V + 2), ()),
+        allowed_token_ids=tuple(range(-5, V + 5)),
+        repetition_penalty=1.5,
+    )
+    logits = make_logits(2, V)
+    history = {"prompt_token_ids": [V + 4, -3, 1], "output_token_ids": [5, V + 9]}
+    rows = [make_row("wild", wild, **history), make_row("neighbour")]
+    plain = ReferenceSampler(spec_of(V)).sample(logits.numpy(), metadata_of([make_row("wild"), make_row("neighbour")]))
+    found = sampler.sample(logits.clone(), metadata_of(rows))
+    assert found.token_ids["neighbour"] == plain.token_ids["neighbour"]
+    assert not found.errors
+
+
+def test_columns_follow_a_changed_batch() -> None:
+    sampler = Standard(Standard.Settings(), SamplerContext(spec_of(V)))
+    only_five = SamplingParams(temperature=0.0, allowed_token_ids=(5,))
+    logits = make_logits(2, V)
+    best = logits.argmax(-1).tolist()
+    rows = [make_row("a", only_five), make_row("b")]
+    assert dict(sampler.sample(logits.clone(), metadata_of(rows)).token_ids) == {"a": (5,), "b": (best[1],)}
+    assert dict(sampler.sample(logits.clone(), metadata_of(rows)).token_ids) == {"a": (5,), "b": (best[1],)}
+    assert dict(sampler.sample(logits.clone(), metadata_of(rows[::-1])).token_ids) == {"b": (best[0],), "a": (5,)}
+
+
+def test_bad_words_hold_for_every_choice_and_at_every_position() -> None:
+    """G4, G7: forms of one and of several tokens, output and drafts as history, nothing kept from other choices."""
+    sampler = Standard(Standard.Settings(), SamplerContext(spec_of(V)))
+    sampling = SamplingParams(temperature=3.0, bad_words=("w",), bad_words_token_ids=((7,), (8, 9), (8, 8, 10)))
+    outputs: dict[int, list[int]] = {choice: [] for choice in range(3)}
+    for step in range(60):
+        logits = torch.zeros(3, V)
+        logits[:, 7:11] = 12.0
+        rows = [
+            make_row(f"r{choice}", sampling, choice=choice, position=step, output_token_ids=list(output))
+            for choice, output in outputs.items()
+        ]
+        for choice, ids in enumerate(sampler.sample(logits, metadata_of(rows)).token_ids.values()):
+            outputs[choice] += ids
+    for output in outputs.values():
+        text = " ".join(map(str, ["", *output, ""]))
+        assert " 8 " in text and " 10 " in text
+        assert not any(word in text for word in (" 7 ", " 8 9 ", " 8 8 10 "))
+    assert len({tuple(output) for output in outputs.values()}) == 3
+
+
+def test_supports_and_unsupported_fields() -> None:
+    assert Standard.supports == SAMPLER_FIELDS
+    assert unsupported_fields(SamplingParams(), Greedy.supports) == ()
+    asked = SamplingParams(temperature=0.5, top_p=0.9, logprobs=0, seed=3)
+    assert unsupported_fields(asked, Greedy.supports) == ("logprobs", "temperature", "top_p")
+    assert unsupported_fields(asked, Standard.supports) == ()
+    assert unsupported_fields(SamplingParams(temperature=0.0, top_p=0.9), Greedy.supports) == ()
+
+
+def test_needs_history_names_what_overlap_would_change() -> None:
+    assert not Standard.needs_history(SamplingParams(top_p=0.5, bad_words_token_ids=((1,),), logit_bias={1: 2.0}))
+    assert Standard.needs_history(SamplingParams(bad_words_token_ids=((1, 2),)))
+    assert Standard.needs_history(SamplingParams(presence_penalty=0.1))
