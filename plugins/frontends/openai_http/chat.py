@@ -1,0 +1,89 @@
+"""The shape of /v1/chat/completions: `chat.completion` and `chat.completion.chunk`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.model.tokenizer import Tokenizer
+from core.outputs import CompletionOutput, Usage
+from plugins.frontends.openai_http.answer import Choice, Collected, Head, finish_reason, stop_reason, usage_body
+from plugins.frontends.openai_http.calls import Delta
+from plugins.frontends.openai_http.logprobs import chat_logprobs, prompt_logprobs
+
+
+@dataclass(slots=True)
+class ChatShape:
+    """`answer.Shape` for chat. `num_top` and `num_prompt_top` are None where no logprobs were asked for."""
+
+    head: Head
+    tokenizer: Tokenizer
+    n: int = 1
+    num_top: int | None = None
+    num_prompt_top: int | None = None
+    include_usage: bool = False
+    return_token_ids: bool = False
+    _started: set[int] = field(default_factory=set)
+
+    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        for output in delta.output.outputs:
+            if output.index not in self._started:
+                yield self._first_chunk(output.index, delta)
+            told = output.text or output.logprobs or (self.return_token_ids and output.token_ids)
+            if told or output.finish_reason is not None:
+                yield self._chunk(output)
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        return {**self.head.body("chat.completion.chunk"), "choices": [], "usage": usage_body(usage)}
+
+    def whole(self, collected: Collected, usage: Usage) -> dict[str, Any]:
+        choices = [self._choice(index, choice) for index, choice in collected.in_order()]
+        body = {**self.head.body("chat.completion"), "choices": choices, "usage": usage_body(usage)}
+        if self.num_prompt_top is not None:
+            rows = collected.prompt_logprobs.get(0, ())
+            body["prompt_logprobs"] = prompt_logprobs(self.tokenizer, rows, self.num_prompt_top)
+        if self.return_token_ids:
+            body["prompt_token_ids"] = collected.prompt_token_ids.get(0, [])
+        return body
+
+    def _first_chunk(self, index: int, delta: Delta) -> dict[str, Any]:
+        """The role comes once per choice, before its text."""
+        extra: dict[str, Any] = {}
+        if self.return_token_ids and not self._started:
+            extra["prompt_token_ids"] = delta.output.prompt_token_ids
+        self._started.add(index)
+        words = {"role": "assistant", "content": ""}
+        return {**self._object({"index": index, "delta": words, "logprobs": None, "finish_reason": None}), **extra}
+
+    def _chunk(self, output: CompletionOutput) -> dict[str, Any]:
+        wanted = self.num_top is not None and output.logprobs
+        choice: dict[str, Any] = {
+            "index": output.index,
+            "delta": {"content": output.text} if output.text else {},
+            "logprobs": chat_logprobs(self.tokenizer, output.logprobs, self.num_top or 0) if wanted else None,
+            "finish_reason": finish_reason(output),
+            "stop_reason": stop_reason(output),
+        }
+        if self.return_token_ids:
+            choice["token_ids"] = list(output.token_ids)
+        return self._object(choice)
+
+    def _object(self, choice: dict[str, Any]) -> dict[str, Any]:
+        body = {**self.head.body("chat.completion.chunk"), "choices": [choice]}
+        if self.include_usage:
+            body["usage"] = None
+        return body
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        wanted = self.num_top is not None
+        body: dict[str, Any] = {
+            "index": index,
+            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+            "logprobs": chat_logprobs(self.tokenizer, choice.logprobs, self.num_top or 0) if wanted else None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if self.return_token_ids:
+            body["token_ids"] = choice.token_ids
+        return body

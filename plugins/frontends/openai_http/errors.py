@@ -1,0 +1,99 @@
+"""Every failure in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}` (design: one body for HTTP and SSE).
+
+| raised | status | type | code |
+|---|---|---|---|
+| RequestError | its own 4xx | invalid_request_error | its own |
+| OverloadedError | 503 + Retry-After | server_error | overloaded |
+| ShuttingDownError | 503 + Retry-After | server_error | shutting_down |
+| EngineDeadError | 503 | server_error | engine_dead |
+| GenerationError | 500, this request alone | server_error | generation_failed |
+| anything else | 500 | server_error | internal_error |
+
+Texts of 5xx are fixed: what a plugin or the engine said goes to the log only.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from core.errors import EngineDeadError, GenerationError, NonetError, OverloadedError, RequestError
+
+log = logging.getLogger("nonet.http")
+
+
+class ShuttingDownError(NonetError):
+    """The server drains: no new work, and running work ends at the drain limit."""
+
+
+class ClientGoneError(NonetError):
+    """The client closed its connection; nobody is there to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as a client sees it."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        return json_response(self.body, status=self.status, headers=self.headers)
+
+
+def json_response(body: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Encode with msgspec: it cannot write NaN or Infinity (they would become null)."""
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def _server_error(status: int, code: str, message: str, retry_after: float | None = None) -> Failure:
+    headers = {} if retry_after is None else {"retry-after": str(max(1, math.ceil(retry_after)))}
+    return Failure(status, message, "server_error", code=code, headers=headers)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The table above."""
+    match error:
+        case RequestError():
+            return Failure(error.status, error.message, param=error.param, code=error.code)
+        case OverloadedError():
+            return _server_error(503, "overloaded", error.message, error.retry_after)
+        case ShuttingDownError():
+            return _server_error(503, "shutting_down", "The server is shutting down.", 1)
+        case EngineDeadError():
+            log.error("engine is not available: %r", str(error))
+            return _server_error(503, "engine_dead", "The engine is not available.")
+        case GenerationError():
+            log.error("generation failed: %r", str(error))  # quoted: no line breaks in the log
+            return _server_error(500, "generation_failed", "The engine failed while it ran this request.")
+        case HTTPException():
+            return Failure(error.status_code, error.detail, code=_http_code(error.status_code))
+    log.error("unexpected %s", type(error).__name__, exc_info=error)
+    return _server_error(500, "internal_error", "Internal server error.")
+
+
+def _http_code(status: int) -> str:
+    return {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
+
+
+async def answer_error(_request: Request, error: Exception) -> Response:
+    """Exception handler of the application."""
+    response = failure_of(error).response()
+    if isinstance(error, HTTPException) and error.headers:
+        response.headers.update(error.headers)
+    return response

@@ -1,0 +1,66 @@
+"""POST /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+from fastapi import Request, Response
+
+from core.stages.renderer import Prompt, TextPrompt, TokenPrompt
+from plugins.frontends.openai_http.answer import Head
+from plugins.frontends.openai_http.chat import ChatShape
+from plugins.frontends.openai_http.completions import CompletionShape
+from plugins.frontends.openai_http.convert import chat_request, check_model, completion_requests
+from plugins.frontends.openai_http.messages import chat_prompt, prompts
+from plugins.frontends.openai_http.parse import read_body
+from plugins.frontends.openai_http.schema import CompletionBody
+from plugins.frontends.openai_http.service import Service, includes_usage
+
+
+class Generation:
+    def __init__(self, service: Service):
+        self._service = service
+
+    async def chat(self, request: Request) -> Response:
+        service = self._service
+        body = await read_body(request, service.bodies.chat, service.settings.limits.json_depth)
+        model = check_model(body.model, service.served)
+        prompt = chat_prompt(body, body.messages, service.settings.bounds)
+        generate = chat_request(body, prompt, service.caller(request, "chatcmpl"), service.defaults)
+        shape = ChatShape(
+            Head(generate.request_id, model),
+            service.tokenizer,
+            n=generate.params.n,
+            num_top=generate.params.logprobs,
+            num_prompt_top=body.prompt_logprobs,
+            include_usage=includes_usage(body),
+            return_token_ids=bool(body.return_token_ids),
+        )
+        return service.answer([generate], shape, body)
+
+    async def completions(self, request: Request) -> Response:
+        service = self._service
+        body = await read_body(request, service.bodies.completion, service.settings.limits.json_depth)
+        model = check_model(body.model, service.served)
+        add_special = body.add_special_tokens is not False
+        asked = prompts(body.prompt, service.settings.bounds, add_special)
+        caller = service.caller(request, "cmpl")
+        generates = completion_requests(body, asked, caller, service.defaults)
+        shape = CompletionShape(
+            Head(caller.request_id, model),
+            service.tokenizer,
+            n=generates[0].params.n,
+            num_top=body.logprobs,
+            num_prompt_top=body.prompt_logprobs,
+            include_usage=includes_usage(body),
+            return_token_ids=bool(body.return_token_ids),
+            echo=await self._echo(body, asked),
+        )
+        return service.answer(generates, shape, body)
+
+    async def _echo(self, body: CompletionBody, asked: list[Prompt]) -> list[str]:
+        return [await self._text(prompt) for prompt in asked] if body.echo else []
+
+    async def _text(self, prompt: Prompt) -> str:
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        assert isinstance(prompt, TokenPrompt)
+        return await self._service.text_of(prompt.token_ids, "prompt")
