@@ -1,0 +1,117 @@
+"""The pool of KV blocks: who is free, who is held how often, and which content can be found again.
+
+Each block is in exactly one of three states, so `blank + used + cached = total`:
+used (ref count > 0), cached (ref count 0, content findable, evictable in LRU order) or blank (ref count 0, no content).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+from core.cache.prefix import PrefixNode
+
+
+class BlockPool:
+    """Block ids 0 … num_blocks - 1. Every operation is O(1) per block."""
+
+    def __init__(self, num_blocks: int):
+        if num_blocks < 1:
+            raise ValueError(f"a block pool needs at least 1 block, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: nothing is ever taken from its middle
+        self._evictable: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._nodes: list[PrefixNode | None] = [None] * num_blocks  # content of a findable block
+        self._index: dict[bytes, int] = {}  # content hash -> block
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can hand out: blank ones and evictable ones."""
+        return len(self._blank) + len(self._evictable)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and whose content can still be found."""
+        return len(self._evictable)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free
+
+    def ref_count(self, block: int) -> int:
+        return self._ref_counts[block]
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks with ref count 1; evicts least recently used content once blank blocks are gone."""
+        if count > self.num_free:
+            raise ValueError(f"{count} blocks asked for, {self.num_free} of {self.num_blocks} are free")
+        blocks = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
+        for block in blocks:
+            self._ref_counts[block] = 1
+        return blocks
+
+    def acquire(self, block: int) -> None:
+        """One more holder of a used or cached block."""
+        if not self._ref_counts[block]:
+            if block not in self._evictable:
+                raise ValueError(f"block {block} is blank: it has no content to share")
+            del self._evictable[block]
+        self._ref_counts[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One holder less of each. `blocks` are in position order: a sequence's tail is evicted before its head."""
+        for block in reversed(blocks):
+            if not self._ref_counts[block]:
+                raise ValueError(f"double free of block {block}")
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block]:
+                continue
+            if self._nodes[block] is None:
+                self._blank.append(block)
+            else:
+                self._evictable[block] = None
+
+    def find(self, content_hash: bytes) -> int | None:
+        """The block under this hash. A hash is a hint: the caller compares `node(block)` with what it looks for."""
+        return self._index.get(content_hash)
+
+    def node(self, block: int) -> PrefixNode | None:
+        return self._nodes[block]
+
+    def remember(self, block: int, content_hash: bytes, node: PrefixNode) -> None:
+        """Make a used block findable. The hash must be free and the block without content."""
+        if not self._ref_counts[block] or self._nodes[block] is not None or content_hash in self._index:
+            raise ValueError(f"block {block} cannot be cached: it is unused, cached already, or its hash is taken")
+        self._index[content_hash] = block
+        self._nodes[block] = node
+
+    def forget_all(self) -> None:
+        """Drop all content. Used blocks stay used."""
+        self._index.clear()
+        self._nodes = [None] * self.num_blocks
+        self._blank.extend(self._evictable)
+        self._evictable.clear()
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError when the books do not balance; `tables` are the block tables of all holders."""
+        holders = Counter(block for table in tables for block in table)
+        counts = {block: count for block, count in enumerate(self._ref_counts) if count}
+        assert counts == dict(holders), f"ref counts {counts} differ from holders {dict(holders)}"
+        free = [*self._blank, *self._evictable]
+        assert len(free) == len(set(free)), "a block is twice in the free lists"
+        assert not set(free) & set(counts), "a free block is in a block table"
+        assert len(free) + len(counts) == self.num_blocks, "blank + cached + used is not the pool"
+        content = {block: node.hash for block, node in enumerate(self._nodes) if node is not None}
+        assert {digest: block for block, digest in content.items()} == self._index, "index and contents differ"
+        assert len(content) == len(self._index), "two blocks under one hash"
+        assert all(block in content for block in self._evictable), "an evictable block has no content"
+        assert not any(block in content for block in self._blank), "a blank block has content"
+
+    def _evict(self) -> int:
+        block, _ = self._evictable.popitem(last=False)
+        node = self._nodes[block]
+        assert node is not None
+        self._nodes[block] = None
+        del self._index[node.hash]
+        return block

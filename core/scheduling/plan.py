@@ -1,0 +1,51 @@
+"""Records of the shared scheduling mechanism: the step being planned, and what is known of a request beside its record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from core.batch import ScheduledRequest
+from core.request import Request
+
+
+@dataclass(slots=True)
+class Entry:
+    """What the scheduler knows of a request beside its record."""
+
+    order: int  # of `add`
+    num_cached_first: int = 0  # prefix hit of the first admission
+    preempted_step: int = 0  # parts of earlier steps that are still in flight lost their blocks
+
+
+@dataclass(slots=True)
+class Plan:
+    """The step that is being planned."""
+
+    step: int
+    token_budget: int
+    num_to_plan: int = 0  # running requests that have not had their turn
+    parts: list[ScheduledRequest] = field(default_factory=list)
+    planned_ids: set[str] = field(default_factory=set)
+    preempted: list[Request] = field(default_factory=list)
+    refused: list[Request] = field(default_factory=list)  # can never run
+    stalled: list[Request] = field(default_factory=list)  # running, but without blocks in this step
+    admits: bool = True  # False: what is left over is owed to a running or a just preempted request
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Why the last admission failed; spares a long prompt at the head its prefix lookup in each step."""
+
+    request: Request
+    num_free_blocks: int
+    num_running: int
+
+    def still(self, request: Request, num_free_blocks: int, num_running: int) -> bool:
+        same = request is self.request and num_running >= self.num_running > 0
+        return same and num_free_blocks <= self.num_free_blocks
+
+
+def in_prompt(request: Request) -> bool:
+    """Still to be computed up to its last known token: a prompt, or a preempted request's prompt and output."""
+    computed = request.num_computed_tokens
+    return computed < len(request.prompt_token_ids) or computed < request.num_tokens - 1
