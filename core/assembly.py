@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
 
-from core.errors import ConfigError, NonetError, PluginError
+from core.errors import ConfigError, NonetError, PluginError, RequestError
 from core.hookspecs import GROUPS
 from core.pipeline import EnginePipeline, FrontPipeline, Part, PipelineDescription
 from core.plugins import Plugins, Provided, import_target, load_plugins
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from core.client import EngineLoop
     from core.model.interface import Executor
     from core.model.spec import ModelSpec
+    from core.request import SamplingParams
     from core.stages.admission import Admission
     from core.stages.completion import Completion
     from core.stages.decode import Decode
@@ -108,9 +109,23 @@ def build_front(
         renderer=renderer,
         admission=admission,
         detokenizer=detokenizer,
+        check_fields=partial(_check_fields, description.part("sampler"), plugins.components("sampler")),
         step_observers=plugins.observers("step_finished", settings.plugins.enable),
         request_observers=plugins.observers("request_finished", settings.plugins.enable),
     )
+
+
+def _check_fields(sampler: Part, known: Sequence[Provided], params: SamplingParams) -> None:
+    """Nothing is silently ignored: a field that the selected sampler does not honour is refused, naming one that does."""
+    from core.stages.sampler import unsupported_fields
+
+    component = sampler.provided.component
+    for field in unsupported_fields(params, component.provides):
+        able = sorted(p.component.name for p in known if field in p.component.provides)
+        hint = f"; serve with sampler={' or sampler='.join(able)} for it" if able else ""
+        raise RequestError(
+            f"{field} is not supported by sampler={component.name}{hint}", param=field, code="unsupported"
+        )
 
 
 def build_frontend(description: PipelineDescription, context: FrontendContext) -> Frontend:

@@ -110,12 +110,17 @@ def _parsed(overrides: Sequence[str]) -> list[Override]:
     parsed = []
     for text in overrides:
         try:
-            parsed += parser.parse_overrides([text])
+            parsed += parser.parse_overrides([_with_quoted_source(text)])
         except HydraException as error:
             raise ConfigError(
                 f"cannot read the override {text!r}: {_one_line(error)}; quote values with special characters"
             ) from None
     return parsed
+
+
+def _with_quoted_source(text: str) -> str:
+    """`pypi:name==1.2` and `~/x` are no values in Hydra's grammar, and a shell takes away the quotes that make them some."""
+    return re.sub(r"^(\+{0,2}model\.source)=([^'\"\\]+)$", r"\1='\2'", text)
 
 
 def _checked(override: Override) -> str:

@@ -36,6 +36,7 @@ class Component:
     `target` is "package.module:Class", imported only when config selects it. The class has a frozen pydantic `Settings`
     (extra="forbid") and `__init__(self, settings, context)`. Where importing the target is heavy (torch), `settings` names
     the Settings class in a light module, so that config is checked, and `explain` works, without the heavy import.
+    `provides` of a sampler names the fields of `SamplingParams` it honours; a request that sets another is refused by name.
     """
 
     name: str

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from core.model.interface import Executor
     from core.model.spec import ModelSpec
     from core.outputs import RequestRecord, StepStats
+    from core.request import SamplingParams
     from core.stages.admission import Admission
     from core.stages.completion import Completion
     from core.stages.decode import Decode
@@ -71,6 +72,7 @@ class FrontPipeline:
     renderer: Renderer
     admission: Admission
     detokenizer: Detokenizer
+    check_fields: Callable[[SamplingParams], None]  # refuses what the selected sampler would ignore
     step_observers: tuple[Callable[[StepStats], None], ...] = ()
     request_observers: tuple[Callable[[RequestRecord], None], ...] = ()
 

@@ -38,7 +38,10 @@ def values(session: Session, part: Part) -> list[tuple[str, object, str]]:
 
 def _origin(key: str, default: str, origins: object) -> str:
     assert isinstance(origins, dict)
-    return str(origins.get(key, f"default of {default}"))
+    inside = [
+        origin for name, origin in origins.items() if name == key or name.startswith(f"{key}.")
+    ]  # a mapping's keys
+    return ", ".join(dict.fromkeys(inside)) or f"default of {default}"
 
 
 def rows(session: Session) -> list[dict[str, object]]:

@@ -24,6 +24,8 @@ def split(arguments: Sequence[str]) -> SplitArguments:
     overrides, request = [], {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
+        if not equals and not argument.startswith("~"):
+            raise ConfigError(f'{argument!r}: write key=value, such as prompt="…", max_tokens=32 or +preset=chat')
         if equals and key.isidentifier() and key not in (*GROUPS, *FREE_GROUPS, *SECTIONS):
             request[key] = _value(key, value)
         else:
@@ -32,7 +34,9 @@ def split(arguments: Sequence[str]) -> SplitArguments:
 
 
 def _value(key: str, text: str) -> Any:
-    if key == "prompt" or not text.startswith(("[", "{")):
+    if key == "prompt":
+        return text
+    if not text.startswith(("[", "{")):
         return None if text == "null" else text
     try:
         return json.loads(text)

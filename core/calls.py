@@ -1,0 +1,148 @@
+"""One client's call while it is in flight: its choices, what is ready to deliver, and its times."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from core.batch import TokenLogprobs
+from core.outputs import CompletionOutput, RequestOutput, RequestRecord, Timings, TokenDelta, Usage
+from core.request import EngineRequest, FinishReason, SamplingParams
+from core.stages.completion import timings_of
+from core.stages.detokenizer import TextDelta
+from core.stages.frontend import GenerateRequest
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One of the n sequences of a call. Times are monotonic seconds."""
+
+    call: Call
+    index: int
+    request_id: str  # the engine's id
+    arrival_time: float
+    scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    ended: bool = False
+
+    def note(self, delta: TokenDelta, now: float) -> None:
+        """Take in the numbers of an engine delta; its text comes by `deliver`."""
+        self.scheduled_time = delta.scheduled_time if self.scheduled_time is None else self.scheduled_time
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        self.num_preemptions = delta.num_preemptions
+        if delta.prompt_logprobs:
+            self.call.prompt_logprobs = tuple(delta.prompt_logprobs)
+        if delta.token_ids:
+            self.first_token_time = now if self.first_token_time is None else self.first_token_time
+            self.last_token_time = now
+            self.num_tokens += len(delta.token_ids)
+
+    def deliver(self, text: TextDelta) -> None:
+        self.call.num_delivered += len(text.token_ids)
+        self.finish_reason = text.finish_reason
+        self.ended = text.finish_reason is not None
+        self.call.put(
+            CompletionOutput(
+                index=self.index,
+                text=text.text,
+                token_ids=text.token_ids,
+                logprobs=text.logprobs,
+                finish_reason=text.finish_reason,
+                stop_reason=text.stop_reason,
+                timings=self.timings() if self.ended else None,
+            )
+        )
+
+    def timings(self) -> Timings:
+        return timings_of(
+            self.call.arrival, self.scheduled_time, self.first_token_time, self.last_token_time, self.num_tokens
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call of one client; `next_output` hands out what has come since the last time."""
+
+    request: GenerateRequest
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival: float
+    prompt_text: str | None = None
+    sequences: tuple[EngineRequest, ...] = ()
+    choices: list[Choice] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    num_delivered: int = 0  # generated tokens over all choices
+    render_s: float = 0.0
+    admit_s: float = 0.0
+    _ready: list[CompletionOutput] = field(default_factory=list)
+    _error: Exception | None = None
+    _finished: bool = False
+    _over: bool = False  # the last output was handed out
+    _event: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def num_open(self) -> int:
+        return sum(not choice.ended for choice in self.choices)
+
+    def put(self, output: CompletionOutput) -> None:
+        self._ready.append(output)
+        self._event.set()
+
+    def finish(self) -> None:
+        self._finished = True
+        self._event.set()
+
+    def fail(self, error: Exception) -> None:
+        """What was delivered stays delivered; then the error comes, once."""
+        self._error = error
+        self._event.set()
+
+    async def next_output(self) -> RequestOutput | None:
+        """The next deltas; None after the last. Raises the call's error after the deltas that came before it."""
+        if self._over:
+            return None
+        await self._event.wait()
+        self._event.clear()
+        outputs, self._ready = tuple(self._ready), []
+        if self._error is not None and not outputs:
+            self._over = True
+            raise self._error
+        if self._error is not None:
+            self._event.set()
+        self._over = self._finished
+        return self._output(outputs)
+
+    def _output(self, outputs: tuple[CompletionOutput, ...]) -> RequestOutput:
+        return RequestOutput(
+            request_id=self.request.request_id,
+            outputs=outputs,
+            prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=self.prompt_logprobs,
+            finished=self._finished,
+            usage=self.usage() if self._finished else None,
+        )
+
+    def usage(self) -> Usage:
+        cached = min((choice.num_cached_tokens for choice in self.choices), default=0)
+        return Usage(len(self.prompt_token_ids), self.num_delivered, cached)
+
+    def record(self, now: float, replace_open: FinishReason | None, error: str | None) -> RequestRecord:
+        reasons = tuple(choice.finish_reason or replace_open or FinishReason.ABORT for choice in self.choices)
+        first = self.choices[0].timings() if self.choices else Timings()
+        timings = Timings(queue=first.queue, ttft=first.ttft, tpot=first.tpot, e2e=max(now - self.arrival, 0.0))
+        return RequestRecord(
+            request_id=self.request.request_id,
+            tenant=self.request.tenant,
+            finish_reasons=reasons,
+            usage=self.usage(),
+            timings=timings,
+            num_preemptions=sum(choice.num_preemptions for choice in self.choices),
+            render_s=self.render_s,
+            admit_s=self.admit_s,
+            error=error,
+        )

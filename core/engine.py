@@ -1,0 +1,221 @@
+"""The engine: stages 4 to 9 of every request in flight, one step at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from core.batch import ModelBatch, SamplerOutput, ScheduledRequest, SchedulerOutput, TokenLogprobs, Verdict
+from core.model.interface import StepResult
+from core.outputs import StepOutput, StepStats, TokenDelta
+from core.pipeline import EnginePipeline
+from core.request import EngineRequest, FinishReason, Request
+from core.wire import EngineInfo
+
+log = logging.getLogger("nonet.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Clock readings between the stages of one step, in seconds."""
+
+    start: float
+    scheduled: float
+    built: float
+    executed: float
+    ended: float
+
+
+class Engine:
+    """Owns every request between admission and completion. One thread calls it; `step()` is the whole architecture."""
+
+    def __init__(self, pipeline: EnginePipeline, info: EngineInfo):
+        self._pipeline = pipeline
+        self._info = info
+        self._scheduler = pipeline.scheduler
+        self._executor = pipeline.executor
+        self._build = pipeline.batch_builder.build
+        self._judge = pipeline.completion.judge
+        self._clock = pipeline.clock
+        self._live: set[str] = set()
+        self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
+        self._last_step = 0
+        self._checked = True  # the pool's books were checked since work last ended
+
+    def step(self) -> StepOutput:
+        """One iteration. Returns the new tokens of every request that got some, and the step's numbers."""
+        start = self._clock()
+        plan = self._scheduler.schedule()  # 4 scheduler: who runs; asks 5 prefill and 6 decode how many tokens each
+        if plan.is_empty:
+            return self._idle(plan)
+        scheduled = self._clock()
+        batch = self._build(plan)  # 5 prefill chunks and 6 decodes, in one mixed batch
+        built = self._clock()
+        result = self._execute(plan, batch)  # the model, then 7 sampler, where the model lives
+        executed = self._clock()
+        verdicts = self._judge(plan, result.sampled)  # 9 completion: which tokens count, and what has ended
+        ended = self._scheduler.update(plan, verdicts)  # tokens appended, blocks of ended requests back
+        deltas = self._deltas(
+            plan, result.sampled, verdicts
+        )  # what 8 detokenizer turns into text, in the front process
+        self._release(plan, ended)
+        times = Times(start, scheduled, built, executed, self._clock())
+        return StepOutput(deltas=deltas, stats=self._stats(plan, batch, result, times))
+
+    def add(self, requests: Sequence[EngineRequest]) -> None:
+        """A request id that is in flight already is ignored: a repeated message must not make a second sequence."""
+        for message in requests:
+            if message.request_id not in self._live:
+                self._live.add(message.request_id)
+                self._scheduler.add(Request.from_engine_request(message))
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Unknown and ended ids are ignored: an abort may cross the request's end."""
+        self._forget(self._scheduler.finish(request_ids, FinishReason.ABORT))
+
+    def has_work(self) -> bool:
+        return any(self._scheduler.counts())
+
+    def reset_prefix_cache(self) -> bool:
+        return self._pipeline.cache.reset()
+
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _execute(self, plan: SchedulerOutput, batch: ModelBatch) -> StepResult:
+        try:
+            return self._executor.submit(batch).result()
+        except Exception as error:  # a plugin may raise anything; one request must not take the batch with it
+            log.exception("step %d failed; its %d requests are run one by one", plan.step, len(plan.scheduled))
+            if len(plan.scheduled) == 1:
+                return StepResult(_failed(plan.scheduled[0], error))
+            return self._execute_one_by_one(plan)
+
+    def _execute_one_by_one(self, plan: SchedulerOutput) -> StepResult:
+        """Find who broke the step. KV writes are idempotent, so running a request's share again is safe."""
+        outputs = []
+        for part in plan.scheduled:
+            alone = SchedulerOutput(step=plan.step, scheduled=(part,))
+            try:
+                outputs.append(self._executor.submit(self._build(alone)).result().sampled)
+            except Exception as error:  # this is the one
+                outputs.append(_failed(part, error))
+        return StepResult(_merged(outputs))
+
+    def _idle(self, plan: SchedulerOutput) -> StepOutput:
+        self._release(plan, ())
+        if not self._checked and not self.has_work():
+            self._pipeline.cache.check()
+            self._checked = True
+        return StepOutput(deltas=[_refusal(request) for request in plan.refused], stats=self._gauges())
+
+    def _deltas(
+        self, plan: SchedulerOutput, sampled: SamplerOutput, verdicts: Mapping[str, Verdict]
+    ) -> list[TokenDelta]:
+        self._checked = False
+        self._collect_prompt_logprobs(plan, sampled)
+        deltas = [_refusal(request) for request in plan.refused]
+        for part in plan.scheduled:
+            verdict = verdicts.get(part.request.request_id)
+            if verdict is not None and (verdict.token_ids or verdict.finish_reason):
+                deltas.append(self._delta(part.request, verdict, sampled))
+        return deltas
+
+    def _delta(self, request: Request, verdict: Verdict, sampled: SamplerOutput) -> TokenDelta:
+        key = request.request_id
+        logprobs = sampled.logprobs.get(key, ())[: len(verdict.token_ids)]
+        return TokenDelta(
+            request_id=key,
+            token_ids=list(verdict.token_ids),
+            logprobs=list(logprobs),
+            prompt_logprobs=self._prompt_logprobs.pop(key, []),
+            finish_reason=verdict.finish_reason,
+            stop_reason=verdict.stop_reason,
+            error=sampled.errors.get(key),
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+            scheduled_time=request.first_scheduled_time,
+        )
+
+    def _collect_prompt_logprobs(self, plan: SchedulerOutput, sampled: SamplerOutput) -> None:
+        """A prompt's chunks add up to one list, sent with the first token; a recomputed prompt is not sent twice."""
+        for part in plan.scheduled:
+            rows = sampled.prompt_logprobs.get(part.request.request_id)
+            already_sent = part.request.num_output_tokens > int(part.samples)
+            if rows and not already_sent:
+                have = self._prompt_logprobs.setdefault(part.request.request_id, [])
+                del have[part.start :]  # a preempted prompt starts over
+                have.extend(rows)
+
+    def _release(self, plan: SchedulerOutput, ended: Sequence[Request]) -> None:
+        self._forget([*ended, *plan.preempted, *plan.refused])
+
+    def _forget(self, requests: Sequence[Request]) -> None:
+        if not requests:
+            return
+        self._executor.forget([request.request_id for request in requests])
+        for request in requests:
+            if request.is_finished:
+                self._live.discard(request.request_id)
+                self._prompt_logprobs.pop(request.request_id, None)
+
+    def _gauges(self) -> StepStats:
+        running, waiting = self._scheduler.counts()
+        cache = self._pipeline.cache
+        return StepStats(
+            step=self._last_step,
+            running=running,
+            waiting=waiting,
+            kv_blocks_free=cache.num_free_blocks,
+            kv_blocks_total=cache.num_blocks,
+        )
+
+    def _stats(self, plan: SchedulerOutput, batch: ModelBatch, result: StepResult, times: Times) -> StepStats:
+        self._last_step = plan.step
+        running, waiting = self._scheduler.counts()
+        cache = self._pipeline.cache
+        forward_s = result.forward_s or times.executed - times.built - result.sample_s
+        return StepStats(
+            step=plan.step,
+            num_requests=len(plan.scheduled),
+            num_scheduled_tokens=plan.num_scheduled_tokens,
+            num_prefill_tokens=batch.num_prefill_tokens,
+            num_preemptions=len(plan.preempted),
+            num_cached_tokens=sum(
+                p.request.num_cached_tokens for p in plan.scheduled if p.start == p.request.num_cached_tokens
+            ),
+            running=running,
+            waiting=waiting,
+            kv_blocks_free=cache.num_free_blocks,
+            kv_blocks_total=cache.num_blocks,
+            schedule_s=times.scheduled - times.start,
+            build_s=times.built - times.scheduled,
+            forward_s=forward_s,
+            sample_s=result.sample_s,
+            output_s=times.ended - times.executed,
+        )
+
+
+def _failed(part: ScheduledRequest, error: Exception) -> SamplerOutput:
+    return SamplerOutput(token_ids={}, errors={part.request.request_id: f"{type(error).__name__}: {error}"})
+
+
+def _merged(outputs: Sequence[SamplerOutput]) -> SamplerOutput:
+    return SamplerOutput(
+        token_ids={k: v for o in outputs for k, v in o.token_ids.items()},
+        logprobs={k: v for o in outputs for k, v in o.logprobs.items()},
+        prompt_logprobs={k: v for o in outputs for k, v in o.prompt_logprobs.items()},
+        errors={k: v for o in outputs for k, v in o.errors.items()},
+    )
+
+
+def _refusal(request: Request) -> TokenDelta:
+    return TokenDelta(
+        request_id=request.request_id,
+        finish_reason=FinishReason.ERROR,
+        error=f"the sequence needs more KV blocks than the pool has ({request.num_known_tokens} tokens); raise cache.memory",
+    )

@@ -1,0 +1,1 @@
+"""Measuring a pipeline: workloads, and what a run of one costs."""

@@ -1,0 +1,53 @@
+"""Executors without a model, for tests of the engine and of plugins around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from core.batch import ModelBatch, SamplerOutput
+from core.model.interface import StepResult
+from core.testing.fakes import FakeModel
+
+Fault = Callable[[ModelBatch], None]  # may raise
+
+
+@dataclass(slots=True)
+class Done:
+    """A `Submission` that has its result already."""
+
+    sampled: SamplerOutput
+
+    def result(self) -> StepResult:
+        return StepResult(self.sampled)
+
+
+@dataclass(slots=True)
+class FakeExecutor:
+    """`core.model.interface.Executor` over `FakeModel`; `fault` may raise before a batch is run."""
+
+    block_size: int = 16
+    fault: Fault | None = None
+    forgotten: list[str] = field(default_factory=list)
+    batches: list[tuple[str, ...]] = field(default_factory=list)
+    closed: bool = False
+    _model: FakeModel | None = None
+
+    def kv_bytes_per_block(self) -> int:
+        return 8 * self.block_size
+
+    def allocate(self, num_blocks: int) -> None:
+        self._model = FakeModel(num_blocks, self.block_size)
+
+    def submit(self, batch: ModelBatch) -> Done:
+        assert self._model is not None, "allocate comes first"
+        self.batches.append(batch.request_ids)
+        if self.fault is not None:
+            self.fault(batch)
+        return Done(self._model.run(batch))
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        self.forgotten += request_ids
+
+    def close(self) -> None:
+        self.closed = True

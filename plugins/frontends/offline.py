@@ -1,0 +1,161 @@
+"""Offline frontend: one prompt whose answer is printed, or a JSONL file of prompts answered into another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+from tqdm import tqdm
+
+from core.errors import ConfigError, NonetError, RequestError
+from core.outputs import RequestOutput
+from core.stages.frontend import FrontendContext, GenerateRequest
+from core.stages.renderer import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from plugins.frontends.sampling_fields import SamplingFields
+
+
+class Line(SamplingFields):
+    """One line of the input file: exactly one of prompt, prompt_token_ids or messages, and sampling fields of its own."""
+
+    id: str | int | None = None
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+
+    def as_prompt(self, chat: bool) -> Prompt:
+        given = [value for value in (self.prompt, self.prompt_token_ids, self.messages) if value is not None]
+        if len(given) != 1:
+            raise RequestError("give exactly one of prompt, prompt_token_ids and messages", param="prompt")
+        if self.messages is not None:
+            return ChatPrompt(self.messages)
+        if self.prompt_token_ids is not None:
+            return TokenPrompt(self.prompt_token_ids)
+        text = self.prompt or ""
+        return ChatPrompt([{"role": "user", "content": text}]) if chat else TextPrompt(text)
+
+
+class Offline:
+    """`generate prompt="…"` prints the text alone; `generate input=in.jsonl output=out.jsonl` keeps the lines' order."""
+
+    class Settings(SamplingFields):
+        prompt: str | None = Field(default=None, description="text to continue; - reads stdin")
+        chat: bool = Field(default=False, description="put the prompt through the chat template as a user message")
+        input: Path | None = Field(default=None, description="JSONL, one request per line")
+        output: Path | None = Field(default=None, description="JSONL of answers; null: stdout")
+        concurrency: int = Field(default=64, ge=1, le=4096)
+
+    def __init__(self, settings: Settings, context: FrontendContext):
+        if (settings.prompt is None) == (settings.input is None):
+            raise ConfigError('generate needs prompt="…" or input=file.jsonl, one of the two')
+        self._settings = settings
+        self._front = context.front
+
+    async def run(self) -> None:
+        if self._settings.input is None:
+            await self._print_one()
+        else:
+            await self._answer_file(self._settings.input)
+
+    async def _print_one(self) -> None:
+        settings = self._settings
+        text = sys.stdin.read() if settings.prompt == "-" else settings.prompt
+        line = Line(prompt=text, **_sampling(settings))
+        if settings.n > 1:
+            outputs = [output async for output in self._front.generate(self._request("0", line))]
+            for index in range(settings.n):
+                print(_choice(outputs, index)["text"])
+            return
+        request = self._request("0", line)
+        async with aclosing(self._front.generate(request)) as outputs:
+            async for output in outputs:
+                for choice in output.outputs:
+                    print(choice.text, end="", flush=True)
+        print()
+
+    async def _answer_file(self, path: Path) -> None:
+        lines = list(_read_lines(path, _sampling(self._settings)))
+        self._write("")  # a file that cannot be written is noticed before the work, not after it
+        slots = asyncio.Semaphore(self._settings.concurrency)
+        bar = tqdm(total=len(lines), desc="requests", file=sys.stderr, disable=None)
+
+        async def answer(index: int, line: Line | str) -> dict[str, Any]:
+            async with slots:
+                answered = {"error": line} if isinstance(line, str) else await self._answer(str(index), line)
+            bar.update()
+            return answered
+
+        answers = await asyncio.gather(*(answer(i, line) for i, line in enumerate(lines)))
+        bar.close()
+        self._write("".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers))
+        failed = sum("error" in answer for answer in answers)
+        if failed:
+            raise RequestError(f"{failed} of {len(answers)} lines failed; their `error` fields say why")
+
+    async def _answer(self, key: str, line: Line) -> dict[str, Any]:
+        outputs: list[RequestOutput] = []
+        try:
+            async with aclosing(self._front.generate(self._request(key, line))) as stream:
+                async for output in stream:
+                    outputs.append(output)
+        except NonetError as error:
+            return {"id": line.id, "error": str(error)}
+        usage = outputs[-1].usage
+        assert usage is not None
+        return {
+            "id": line.id,
+            "choices": [_choice(outputs, index) for index in range(line.n)],
+            "usage": {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
+        }
+
+    def _request(self, key: str, line: Line) -> GenerateRequest:
+        prompt = line.as_prompt(self._settings.chat)
+        return GenerateRequest(f"offline-{key}", prompt, line.params(), max_tokens=line.max_tokens)
+
+    def _write(self, text: str) -> None:
+        if self._settings.output is None:
+            sys.stdout.write(text)
+            return
+        try:
+            self._settings.output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"output={self._settings.output}: {error}") from None
+
+
+def _sampling(settings: Offline.Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in SamplingFields.model_fields}
+
+
+def _read_lines(path: Path, defaults: dict[str, Any]) -> Iterator[Line | str]:
+    """A line that is no request becomes its error message, so that the others are still answered."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"input={path}: {error}") from None
+    for number, row in enumerate(text.splitlines(), start=1):
+        if not row.strip():
+            continue
+        try:
+            values = json.loads(row)
+            if not isinstance(values, dict):
+                raise ValueError("a line must be a JSON object")
+            yield Line.model_validate({**defaults, **values})
+        except ValidationError as error:
+            yield f"line {number}: " + "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        except (ValueError, RecursionError) as error:
+            yield f"line {number}: {error}"
+
+
+def _choice(outputs: list[RequestOutput], index: int) -> dict[str, Any]:
+    parts = [choice for output in outputs for choice in output.outputs if choice.index == index]
+    return {
+        "text": "".join(part.text for part in parts),
+        "token_ids": [token for part in parts for token in part.token_ids],
+        "finish_reason": parts[-1].finish_reason,
+        "stop_reason": parts[-1].stop_reason,
+    }

@@ -1,0 +1,190 @@
+"""Engine.step(): deltas, endings, isolation of failures, and books that balance."""
+
+from __future__ import annotations
+
+import inspect
+
+import pluggy
+import pytest
+
+from core.engine import Engine
+from core.outputs import TokenDelta
+from core.request import FinishReason, Request
+from core.testing.engines import engine_request, make_engine, paged_cache, scheduler_context
+from core.testing.executors import FakeExecutor
+from core.testing.fakes import expected_ids
+from plugins.schedulers.fcfs import Fcfs
+
+
+def engine_of(executor: FakeExecutor, num_blocks: int = 64, **limits: int) -> Engine:
+    context = scheduler_context(paged_cache(num_blocks))
+    return make_engine(Fcfs(Fcfs.Settings(**limits), context), context, executor)
+
+
+def run(engine: Engine, *requests, steps: int = 2000) -> dict[str, list[TokenDelta]]:
+    engine.add(list(requests))
+    deltas: dict[str, list[TokenDelta]] = {}
+    for _ in range(steps):
+        if not engine.has_work():
+            return deltas
+        for delta in engine.step().deltas:
+            deltas.setdefault(delta.request_id, []).append(delta)
+    raise AssertionError("the engine did not finish")
+
+
+def ids_of(deltas: list[TokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def solo(request) -> list[int]:
+    return expected_ids(Request.from_engine_request(request))
+
+
+def prompts(n: int) -> list:
+    return [engine_request(f"r{i}", list(range(1 + i, 40 + 5 * i)), max_tokens=5 + i % 4) for i in range(n)]
+
+
+def assert_whole(engine: Engine) -> None:
+    engine.step()
+    stats = engine.step().stats
+    assert (stats.running, stats.waiting) == (0, 0)
+    assert stats.kv_blocks_free == stats.kv_blocks_total
+
+
+def test_a_batch_gives_each_request_its_solo_tokens_and_one_ending():
+    engine = engine_of(FakeExecutor())
+    requests = prompts(8)
+    deltas = run(engine, *requests)
+    for request in requests:
+        assert ids_of(deltas[request.request_id]) == solo(request)
+        reasons = [delta.finish_reason for delta in deltas[request.request_id] if delta.finish_reason]
+        assert reasons == [FinishReason.LENGTH]
+    assert_whole(engine)
+
+
+def test_a_pool_for_two_and_a_half_sequences_changes_nothing_but_the_order():
+    engine = engine_of(FakeExecutor(), num_blocks=10)
+    requests = [engine_request(f"r{i}", list(range(2 + i, 42 + i)), max_tokens=24) for i in range(16)]
+    deltas = run(engine, *requests)
+    assert sum(delta.num_preemptions for r in requests for delta in deltas[r.request_id][-1:]) > 0
+    for request in requests:
+        assert ids_of(deltas[request.request_id]) == solo(request)
+    assert_whole(engine)
+
+
+def test_one_request_that_breaks_the_step_fails_alone():
+    def fault(batch):
+        if "r3" in batch.request_ids:
+            raise ValueError("bad row")
+
+    engine = engine_of(FakeExecutor(fault=fault))
+    requests = prompts(16)
+    deltas = run(engine, *requests)
+    assert [d.finish_reason for d in deltas["r3"]] == [FinishReason.ERROR]
+    assert "ValueError: bad row" in deltas["r3"][0].error
+    for request in requests:
+        if request.request_id != "r3":
+            assert ids_of(deltas[request.request_id]) == solo(request)
+    assert_whole(engine)
+
+
+def test_a_fault_at_a_later_token_keeps_what_was_delivered():
+    seen = {"n": 0}
+
+    def fault(batch):
+        if "r1" in batch.request_ids:
+            seen["n"] += 1
+            if seen["n"] > 3:
+                raise RuntimeError("at token 4")
+
+    engine = engine_of(FakeExecutor(fault=fault))
+    requests = prompts(8)
+    deltas = run(engine, *requests)
+    assert ids_of(deltas["r1"]) == solo(requests[1])[:3]
+    assert deltas["r1"][-1].finish_reason is FinishReason.ERROR
+    assert ids_of(deltas["r2"]) == solo(requests[2])
+
+
+def test_a_step_that_fails_for_all_fails_each_once_and_the_engine_lives_on():
+    broken = {"on": True}
+
+    def fault(batch):
+        if broken["on"]:
+            raise RuntimeError("no model")
+
+    engine = engine_of(FakeExecutor(fault=fault))
+    deltas = run(engine, *prompts(5))
+    assert [len(deltas[f"r{i}"]) for i in range(5)] == [1] * 5
+    broken["on"] = False
+    again = engine_request("again", [1, 2, 3])
+    assert ids_of(run(engine, again)["again"]) == solo(again)
+    assert_whole(engine)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_abort_at_any_time_frees_everything_and_is_idempotent(after):
+    engine = engine_of(FakeExecutor(), max_num_running_reqs=4)
+    engine.add(prompts(8))
+    for _ in range(after):
+        engine.step()
+    ids = [f"r{i}" for i in range(8)]
+    engine.abort(ids)
+    engine.abort([*ids, "nobody"])
+    assert not engine.has_work()
+    assert_whole(engine)
+
+
+def test_a_request_that_can_never_fit_is_answered_with_an_error():
+    engine = engine_of(FakeExecutor(), num_blocks=4)
+    deltas = run(engine, engine_request("big", list(range(200))), engine_request("small", [1, 2, 3]))
+    assert deltas["big"][-1].finish_reason is FinishReason.ERROR
+    assert "cache.memory" in deltas["big"][-1].error
+    assert deltas["small"][-1].finish_reason is FinishReason.LENGTH
+    assert_whole(engine)
+
+
+def test_ended_and_preempted_requests_are_forgotten_by_the_executor():
+    executor = FakeExecutor()
+    engine = engine_of(executor)
+    run(engine, *prompts(3))
+    assert {"r0", "r1", "r2"} <= set(executor.forgotten)
+    engine.close()
+    assert executor.closed
+
+
+def test_prefix_cache_reset_is_refused_while_requests_hold_blocks():
+    engine = engine_of(FakeExecutor())
+    engine.add(prompts(1))
+    engine.step()
+    assert not engine.reset_prefix_cache()
+    run(engine)
+    assert engine.reset_prefix_cache()
+
+
+def test_a_repeated_add_makes_no_second_sequence():
+    engine = engine_of(FakeExecutor())
+    request = engine_request("twice", [1, 2, 3])
+    engine.add([request])
+    engine.step()
+    assert ids_of(run(engine, request, request)["twice"]) == solo(request)[1:]
+    assert ids_of(run(engine, request)["twice"]) == solo(request)  # the id is free again
+
+
+def test_no_hook_is_called_in_twenty_steps(monkeypatch):
+    engine = engine_of(FakeExecutor())
+    engine.add([engine_request(f"r{i}", list(range(50)), max_tokens=40) for i in range(8)])
+    calls = []
+    with monkeypatch.context() as patch:  # every hook of every plugin manager in this process, pytest's own included
+        patch.setattr(pluggy.HookCaller, "__call__", lambda self, **kwargs: calls.append(self.name))
+        steps = [engine.step() for _ in range(20)]
+    assert calls == []
+    assert all(step.deltas for step in steps)
+
+
+def test_step_fits_one_screen_and_reads_as_stages_4_to_9():
+    source = inspect.getsource(Engine.step)
+    assert len(source.splitlines()) <= 40
+    words = ["4 scheduler", "5 prefill", "6 decode", "7 sampler", "8 detokenizer", "9 completion"]
+    assert all(word in source for word in words)
+    order = [source.index(word) for word in words if not word.startswith("8")]
+    assert order == sorted(order)

@@ -1,0 +1,283 @@
+"""The front half over a real inline client and a model-less engine: one call, one end, nothing kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+
+import pytest
+
+from core.client import InlineClient
+from core.errors import EngineDeadError, GenerationError, OverloadedError, RequestError
+from core.front import Front
+from core.outputs import RequestRecord
+from core.pipeline import FrontPipeline
+from core.request import FinishReason, Request, SamplingParams
+from core.stages.admission import AdmissionContext
+from core.stages.detokenizer import DetokenizerContext
+from core.stages.frontend import GenerateRequest
+from core.stages.gatekeeping import LoadAware
+from core.stages.incremental import Incremental
+from core.stages.renderer import ChatPrompt, RendererContext, TextPrompt, TokenPrompt
+from core.stages.text_renderer import Text
+from core.testing.engines import fake_spec, make_engine, paged_cache, scheduler_context
+from core.testing.executors import FakeExecutor
+from core.testing.fakes import VOCAB_SIZE, expected_ids
+from core.testing.tokenizers import byte_level_bpe
+from plugins.schedulers.fcfs import Fcfs
+
+
+class Harness:
+    """A front, its engine, and what the observers saw."""
+
+    def __init__(self, fault=None, num_blocks=64, **admission):
+        self.executor = FakeExecutor(fault=fault)
+        self.context = scheduler_context(paged_cache(num_blocks))
+        self.records: list[RequestRecord] = []
+        self.tokenizer = byte_level_bpe()
+        self.client = InlineClient(self._engine)
+        spec = fake_spec()
+        context = AdmissionContext(spec, time.monotonic, lambda: num_blocks * 16)
+        self.front = Front(
+            FrontPipeline(
+                model=spec,
+                renderer=Text(Text.Settings(), RendererContext(spec, self.tokenizer)),
+                admission=LoadAware(LoadAware.Settings(**admission), context),
+                detokenizer=Incremental(Incremental.Settings(), DetokenizerContext(self.tokenizer)),
+                check_fields=lambda params: None,
+                request_observers=(self.records.append,),
+            ),
+            self.client,
+            time.monotonic,
+        )
+
+    def _engine(self):
+        self.engine = make_engine(Fcfs(Fcfs.Settings(), self.context), self.context, self.executor)
+        return self.engine
+
+    async def __aenter__(self):
+        await self.front.start(lambda *_: None)
+        return self
+
+    async def __aexit__(self, *_):
+        await self.front.close()
+
+    async def assert_whole(self):
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            if not self.engine.has_work():
+                break
+        assert self.context.cache.num_free_blocks == self.context.cache.num_blocks
+        assert self.front.load().in_flight == 0
+        assert not self.front._calls
+        assert not self.front._choices
+        self.context.cache.check()
+
+
+def request(key="a", prompt=(8, 9, 10), max_tokens=8, **params):
+    values = {"temperature": 0.0, "ignore_eos": True, "seed": 0, **params}
+    return GenerateRequest(key, TokenPrompt(list(prompt)), SamplingParams(**values), max_tokens=max_tokens)
+
+
+async def collect(front, call):
+    async with aclosing(front.generate(call)) as outputs:
+        return [output async for output in outputs]
+
+
+def ids(outputs, index=0):
+    return [t for o in outputs for c in o.outputs if c.index == index for t in c.token_ids]
+
+
+def oracle(prompt=(8, 9, 10), max_tokens=8, choice=0):
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return expected_ids(Request("x", list(prompt), params, choice=choice))
+
+
+async def test_a_call_ends_once_with_usage_timings_and_its_text():
+    async with Harness() as h:
+        outputs = await collect(h.front, request())
+        assert ids(outputs) == oracle()
+        assert "".join(c.text for o in outputs for c in o.outputs) == h.tokenizer.decode(
+            oracle(), skip_special_tokens=True
+        )
+        assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
+        assert (outputs[-1].usage.prompt_tokens, outputs[-1].usage.completion_tokens) == (3, 8)
+        timings = outputs[-1].outputs[-1].timings
+        assert 0 <= timings.queue <= timings.ttft <= timings.e2e
+        assert timings.tpot >= 0
+        assert [r.finish_reasons for r in h.records] == [(FinishReason.LENGTH,)]
+        await h.assert_whole()
+
+
+async def test_choices_are_separate_streams_and_usage_adds_up():
+    async with Harness() as h:
+        outputs = await collect(h.front, request(n=3))
+        assert [ids(outputs, i) for i in range(3)] == [oracle(choice=i) for i in range(3)]
+        assert outputs[-1].usage.completion_tokens == 24
+        assert outputs[-1].usage.prompt_tokens == 3
+        await h.assert_whole()
+
+
+async def test_fifty_calls_at_once_each_get_their_own_answer():
+    async with Harness() as h:
+        calls = [request(f"r{i}", prompt=range(1, 4 + i % 7), max_tokens=3 + i % 5) for i in range(50)]
+        answers = await asyncio.gather(*(collect(h.front, call) for call in calls))
+        for i, answer in enumerate(answers):
+            assert ids(answer) == oracle(range(1, 4 + i % 7), 3 + i % 5)
+        await h.assert_whole()
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+async def test_closing_early_aborts_and_frees(after):
+    async with Harness() as h:
+        stream = h.front.generate(request(max_tokens=500))
+        for _ in range(after):
+            await anext(stream)
+        await stream.aclose()
+        await stream.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        await h.assert_whole()
+        assert [r.finish_reasons for r in h.records] == ([(FinishReason.ABORT,)] if after else [])
+
+
+async def test_a_cancelled_consumer_aborts_too():
+    async with Harness() as h:
+        task = asyncio.ensure_future(collect(h.front, request(max_tokens=900)))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await h.assert_whole()
+
+
+async def test_a_stop_string_ends_the_call_and_the_engine_stops_too():
+    async with Harness() as h:
+        text = h.tokenizer.decode(oracle(max_tokens=200), skip_special_tokens=True)
+        stop = text[20:23]
+        outputs = await collect(h.front, request(max_tokens=200, stop=(stop,)))
+        got = "".join(c.text for o in outputs for c in o.outputs)
+        assert got == text[: text.index(stop)]
+        last = outputs[-1].outputs[-1]
+        assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, stop)
+        assert outputs[-1].usage.completion_tokens < 200
+        await h.assert_whole()
+
+
+async def test_a_failed_request_raises_once_and_the_others_finish():
+    def fault(batch):
+        if "bad#0" in batch.request_ids and int(batch.seq_lens[list(batch.request_ids).index("bad#0")]) > 6:
+            raise ValueError("poison")
+
+    async with Harness(fault=fault) as h:
+        good = [collect(h.front, request(f"g{i}")) for i in range(7)]
+        bad = collect(h.front, request("bad"))
+        *answers, failed = await asyncio.gather(*good, bad, return_exceptions=True)
+        assert isinstance(failed, GenerationError)
+        assert "poison" in str(failed)
+        assert all(ids(answer) == oracle() for answer in answers)
+        assert [r.error for r in h.records if r.request_id == "bad"] == ["ValueError: poison"]
+        await h.assert_whole()
+
+
+async def test_what_came_before_an_error_is_delivered_first():
+    def fault(batch):
+        if int(batch.seq_lens[0]) > 6:
+            raise ValueError("late")
+
+    async with Harness(fault=fault) as h:
+        stream = h.front.generate(request())
+        got = []
+        with pytest.raises(GenerationError):
+            async for output in stream:
+                got += ids([output])
+        assert got == oracle()[: len(got)]
+        assert got
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+
+async def test_wrong_requests_are_refused_before_anything_is_registered():
+    async with Harness() as h:
+        for call, param in (
+            (request(prompt=[VOCAB_SIZE]), "prompt"),
+            (request(prompt=[]), "prompt"),
+            (request(prompt=[1] * 1024), "prompt"),
+            (request(max_tokens=1023), "max_tokens"),
+            (request(max_tokens=0), "max_tokens"),
+            (request(stop_token_ids=(VOCAB_SIZE,)), "stop_token_ids"),
+        ):
+            with pytest.raises(RequestError) as caught:
+                await collect(h.front, call)
+            assert caught.value.param == param
+        await h.assert_whole()
+        assert h.records == []
+
+
+async def test_past_the_queue_bound_the_answer_is_overloaded_and_the_rest_unharmed():
+    async with Harness(max_in_flight=4) as h:
+        calls = [h.front.generate(request(f"r{i}", max_tokens=300)) for i in range(4)]
+        for call in calls:
+            await anext(call)
+        with pytest.raises(OverloadedError) as caught:
+            await anext(h.front.generate(request("late")))
+        assert caught.value.retry_after > 0
+        with pytest.raises(RequestError):  # a wrong request is wrong whatever the load
+            await anext(h.front.generate(request("wrong", prompt=[1] * 2000)))
+        for call in calls:
+            await call.aclose()
+        await h.assert_whole()
+        assert ids(await collect(h.front, request("again"))) == oracle()
+
+
+async def test_many_prompts_are_admitted_all_or_none():
+    async with Harness(max_in_flight=4) as h:
+        with pytest.raises(OverloadedError):
+            await h.front.generate_many([request(f"r{i}") for i in range(5)])
+        await h.assert_whole()
+        answers = await h.front.generate_many([request(f"r{i}") for i in range(4)])
+        assert [ids([o async for o in answer]) for answer in answers] == [oracle()] * 4
+        started = await h.front.generate_many([request(f"s{i}", max_tokens=400) for i in range(3)])
+        for answer in started:
+            await answer.aclose()  # also one that was never iterated gives everything back
+        await h.assert_whole()
+
+
+async def test_a_request_id_in_use_is_refused():
+    async with Harness() as h:
+        first = h.front.generate(request("same", max_tokens=300))
+        await anext(first)
+        with pytest.raises(RequestError, match="already in use"):
+            await anext(h.front.generate(request("same")))
+        await first.aclose()
+
+
+async def test_an_engine_that_dies_fails_every_call_once():
+    async with Harness() as h:
+        calls = [asyncio.ensure_future(collect(h.front, request(f"r{i}", max_tokens=800))) for i in range(6)]
+        await asyncio.sleep(0.05)
+        h.client.kill()
+        results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+        assert all(isinstance(result, EngineDeadError) for result in results)
+        assert isinstance(await asyncio.wait_for(h.front.wait_dead(), 5), EngineDeadError)
+        assert h.front.health().status in ("dead", "closed")
+        with pytest.raises((EngineDeadError, OverloadedError)):
+            await collect(h.front, request("late"))
+        assert not h.front._calls
+
+
+async def test_an_observer_that_raises_fails_nothing():
+    async with Harness() as h:
+
+        def broken(record):
+            raise RuntimeError("observer")
+
+        object.__setattr__(h.front._pipeline, "request_observers", (broken,))
+        assert ids(await collect(h.front, request())) == oracle()
+
+
+async def test_chat_and_text_prompts_are_rendered_off_the_loop():
+    async with Harness() as h:
+        rendered = await h.front.render(ChatPrompt([{"role": "user", "content": "hello"}]))
+        assert "user" in rendered.text
+        assert (await h.front.render(TextPrompt("hello"))).token_ids
