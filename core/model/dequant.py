@@ -8,25 +8,18 @@ the 24-bit significand of float32, so results do not depend on the order of oper
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from core.model.block_formats import FORMATS, BlockFormat
+
+__all__ = ["FORMATS", "SLICE_ELEMENTS", "UNPACKERS", "BlockFormat", "dequantize"]
+
 Unpack = Callable[[Tensor], Tensor]  # uint8 [n, block_bytes] -> float32 [n, block_size]
 
 SLICE_ELEMENTS = 1 << 22  # weights per slice: bounds the float32 intermediates to tens of megabytes
-
-
-@dataclass(frozen=True, slots=True)
-class BlockFormat:
-    """One ggml tensor type. `unpack` is None for types that are known by size but cannot be read."""
-
-    name: str
-    block_size: int
-    block_bytes: int
-    unpack: Unpack | None = None
 
 
 def dequantize(raw: Tensor, block_format: BlockFormat, dtype: torch.dtype) -> Tensor:
@@ -34,7 +27,7 @@ def dequantize(raw: Tensor, block_format: BlockFormat, dtype: torch.dtype) -> Te
 
     Raises ValueError when the format has no unpacker or a row is not a whole number of blocks.
     """
-    unpack = block_format.unpack
+    unpack = UNPACKERS.get(block_format.name)
     if unpack is None:
         raise ValueError(f"type {block_format.name} cannot be dequantised")
     rows, row_bytes = raw.shape
@@ -166,39 +159,21 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return (scale.unsqueeze(-1) * q).reshape(-1, 256)
 
 
-FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
+UNPACKERS: Mapping[str, Unpack] = MappingProxyType(
     {
-        0: BlockFormat("F32", 1, 4, _float32),
-        1: BlockFormat("F16", 1, 2, _half),
-        2: BlockFormat("Q4_0", 32, 18, _q4_0),
-        3: BlockFormat("Q4_1", 32, 20, _q4_1),
-        6: BlockFormat("Q5_0", 32, 22, _q5_0),
-        7: BlockFormat("Q5_1", 32, 24, _q5_1),
-        8: BlockFormat("Q8_0", 32, 34, _q8_0),
-        9: BlockFormat("Q8_1", 32, 40),
-        10: BlockFormat("Q2_K", 256, 84, _q2_k),
-        11: BlockFormat("Q3_K", 256, 110, _q3_k),
-        12: BlockFormat("Q4_K", 256, 144, _q4_k),
-        13: BlockFormat("Q5_K", 256, 176, _q5_k),
-        14: BlockFormat("Q6_K", 256, 210, _q6_k),
-        15: BlockFormat("Q8_K", 256, 292),
-        16: BlockFormat("IQ2_XXS", 256, 66),
-        17: BlockFormat("IQ2_XS", 256, 74),
-        18: BlockFormat("IQ3_XXS", 256, 98),
-        19: BlockFormat("IQ1_S", 256, 50),
-        20: BlockFormat("IQ4_NL", 32, 18),
-        21: BlockFormat("IQ3_S", 256, 110),
-        22: BlockFormat("IQ2_S", 256, 82),
-        23: BlockFormat("IQ4_XS", 256, 136),
-        24: BlockFormat("I8", 1, 1),
-        25: BlockFormat("I16", 1, 2),
-        26: BlockFormat("I32", 1, 4),
-        27: BlockFormat("I64", 1, 8),
-        28: BlockFormat("F64", 1, 8),
-        29: BlockFormat("IQ1_M", 256, 56),
-        30: BlockFormat("BF16", 1, 2, _bfloat16),
-        34: BlockFormat("TQ1_0", 256, 54),
-        35: BlockFormat("TQ2_0", 256, 66),
-        39: BlockFormat("MXFP4", 32, 17),
+        "F32": _float32,
+        "F16": _half,
+        "Q4_0": _q4_0,
+        "Q4_1": _q4_1,
+        "Q5_0": _q5_0,
+        "Q5_1": _q5_1,
+        "Q8_0": _q8_0,
+        "Q2_K": _q2_k,
+        "Q3_K": _q3_k,
+        "Q4_K": _q4_k,
+        "Q5_K": _q5_k,
+        "Q6_K": _q6_k,
+        "BF16": _bfloat16,
     }
 )
+"""By name of the block format; the formats that are not here are known by size but cannot be read."""

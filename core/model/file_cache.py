@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from core.errors import ModelFileError
-
-Progress = Callable[[str, int, int], None]  # (what, done, total) in bytes; total 0 when unknown
+from core.progress import Progress
 
 CHUNK = 1 << 20
 RECORD_SUFFIX = ".nonet.json"

@@ -1,4 +1,4 @@
-"""GGUF files: a memory-mapped reader that trusts nothing in the header.
+"""GGUF files: a memory-mapped reader that trusts nothing in the header. Torch is imported where tensors are returned.
 
 Layout (https://github.com/ggml-org/ggml, docs/gguf.md): magic, version, counts, key/values, tensor table, padding, data.
 Every count, size and offset is compared with the file size and with fixed bounds before anything of that size is made;
@@ -13,15 +13,17 @@ import struct
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import NoReturn
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NoReturn
 
 from core.errors import ModelFileError
-from core.model.dequant import FORMATS, BlockFormat, dequantize
+from core.model.block_formats import FORMATS, BlockFormat
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -33,6 +35,7 @@ MAX_NAME_BYTES = 1 << 10  # of one key or tensor name
 MAX_ARRAY_ITEMS = 1 << 21  # over all arrays of one file; a vocabulary of 262,144 with scores and merges takes half
 MAX_STRING_BYTES = 1 << 25  # over all strings of one file
 MAX_DIMS = 4
+MAX_FLOATS = 1 << 16  # of a tensor that is read as Python numbers
 
 _STRING, _ARRAY = 8, 9
 _SCALARS: Mapping[int, str] = MappingProxyType(
@@ -249,10 +252,7 @@ class GGUFFile:
         self.path = path
         self.metadata: Mapping[str, object] = MappingProxyType(dict(metadata))
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(dict(tensors))
-        with warnings.catch_warnings():
-            # The mapping is read-only on purpose; torch cannot express that and warns.
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            self._bytes = torch.frombuffer(data, dtype=torch.uint8)
+        self._data = data
 
     @classmethod
     def open(cls, path: str | Path) -> GGUFFile:
@@ -276,18 +276,43 @@ class GGUFFile:
             raise ModelFileError(f"{self.path}: tensor {name}: is missing from the file")
         return found
 
+    def floats(self, name: str) -> tuple[float, ...]:
+        """The values of an F32 tensor of at most MAX_FLOATS, without torch. Raises ModelFileError for others."""
+        info = self.info(name)
+        count = math.prod(info.shape)
+        if info.block_format.name != "F32" or count > MAX_FLOATS:
+            raise ModelFileError(
+                f"{self.path}: tensor {name}: is {info.block_format.name} of shape {list(info.shape)}, "
+                f"not F32 of at most {MAX_FLOATS} values"
+            )
+        return struct.unpack_from(f"<{count}f", self._data, info.offset)
+
+    @cached_property
+    def _bytes(self) -> Tensor:
+        """uint8 [file size], the mapping itself."""
+        import torch
+
+        with warnings.catch_warnings():
+            # The mapping is read-only on purpose; torch cannot express that and warns.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return torch.frombuffer(self._data, dtype=torch.uint8)
+
     def raw(self, name: str) -> Tensor:
         """uint8 [nbytes], a view of the mapping. Never write to it: the pages are read-only."""
         info = self.info(name)
         return self._bytes[info.offset : info.offset + info.nbytes]
 
-    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The tensor dequantised to `dtype`, in its shape. Raises ModelFileError for types that cannot be read."""
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor dequantised to `dtype` (float32), in its shape. Raises ModelFileError for types that cannot be read."""
+        import torch
+
+        from core.model.dequant import UNPACKERS, dequantize
+
         info = self.info(name)
-        if info.block_format.unpack is None:
-            readable = ", ".join(sorted(known.name for known in FORMATS.values() if known.unpack is not None))
+        if info.block_format.name not in UNPACKERS:
             raise ModelFileError(
-                f"{self.path}: tensor {name}: type {info.block_format.name} is not supported (supported: {readable})"
+                f"{self.path}: tensor {name}: type {info.block_format.name} is not supported "
+                f"(supported: {', '.join(sorted(UNPACKERS))})"
             )
         rows = math.prod(info.shape[:-1])
-        return dequantize(self.raw(name).view(rows, -1), info.block_format, dtype).view(info.shape)
+        return dequantize(self.raw(name).view(rows, -1), info.block_format, dtype or torch.float32).view(info.shape)

@@ -7,14 +7,12 @@ the `rope_parameters` of transformers 5. Values that GGUF does not store follow 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from core.errors import ModelFileError
 from core.model.gguf import GGUFFile, TensorInfo
 from core.model.gguf_fields import MetadataFields
 from core.model.gguf_weights import (
@@ -50,6 +48,7 @@ _ARCHITECTURES: Mapping[str, str] = MappingProxyType(
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _GEMMA2_WINDOW = 4096  # of files made before the key was written
 _GEMMA3_LOCAL_THETA = 10_000.0
+_ROPE_FACTORS = "rope_freqs.weight"
 # The 27B variants scale queries by hidden_size / heads instead of head_dim; GGUF tells them apart by depth alone.
 _LAYERS_OF_27B: Mapping[str, int] = MappingProxyType({"gemma2": 46, "gemma3_text": 62})
 _SLIDING_PERIOD: Mapping[str, int] = MappingProxyType({"gemma2": 2, "gemma3_text": 6})
@@ -67,9 +66,8 @@ class _Sizes:
 def read_hf_config(file: GGUFFile) -> dict[str, Any]:
     """`hf_config` of an open file, plus llama3 RoPE scaling, whose parameters lie in a tensor and not in metadata."""
     config = hf_config(file.metadata, file.tensors, source=str(file.path))
-    if "rope_freqs.weight" in file.tensors:
-        factors = file.read("rope_freqs.weight")
-        scaling = _llama3_scaling(MetadataFields(file.metadata, str(file.path)), factors, config)
+    if _ROPE_FACTORS in file.tensors:
+        scaling = _llama3_scaling(file, config)
         config["rope_scaling"] = scaling
         config["rope_parameters"] = {"rope_theta": config["rope_theta"], **scaling}
     return config
@@ -227,30 +225,38 @@ def _add_gemma(config: dict[str, Any], fields: MetadataFields, arch: str, sizes:
     config["query_pre_attn_scalar"] = sizes.hidden // sizes.heads if of_27b else sizes.head_dim
 
 
-def _llama3_scaling(fields: MetadataFields, factors: Tensor, config: dict[str, Any]) -> dict[str, Any]:
+def _llama3_scaling(file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Any]:
     """Find the llama3 parameters whose factors are those of the file (Llama 3.1 to 3.3 differ in `factor` alone)."""
+    factors = file.floats(_ROPE_FACTORS)
     scaling = {
         "rope_type": "llama3",
-        "factor": float(factors.max()),
+        "factor": max(factors),
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    expected = llama3_factors(config["head_dim"], config["rope_theta"], scaling)
-    if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-3):
-        fields.fail("rope_freqs.weight", "holds RoPE factors that are not Llama 3's; such scaling is not supported")
+    finite = len(factors) == config["head_dim"] // 2 and all(0 < factor < math.inf for factor in factors)
+    if not finite or not _close(factors, llama3_factors(config["head_dim"], config["rope_theta"], scaling)):
+        raise ModelFileError(
+            f"{file.path}: {_ROPE_FACTORS}: holds RoPE factors that are not Llama 3's; such scaling is not supported"
+        )
     return scaling
 
 
-def llama3_factors(head_dim: int, theta: float, scaling: Mapping[str, Any]) -> Tensor:
-    """Divisors of the RoPE frequencies, float32 [head_dim / 2] (Llama 3.1 model card, `rope_scaling`).
+def _close(values: Sequence[float], expected: Sequence[float]) -> bool:
+    return all(math.isclose(value, other, rel_tol=1e-3) for value, other in zip(values, expected, strict=True))
+
+
+def llama3_factors(head_dim: int, theta: float, scaling: Mapping[str, Any]) -> tuple[float, ...]:
+    """Divisors of the RoPE frequencies, [head_dim / 2] (Llama 3.1 model card, `rope_scaling`).
 
     Long wavelengths are divided by `factor`, short ones kept, and those between blended linearly in 1 / wavelength.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    wavelength = 2 * math.pi * theta**exponents
-    turns = scaling["original_max_position_embeddings"] / wavelength
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    smooth = ((turns - low) / (high - low)).clamp(0, 1)
-    divisors: Tensor = 1 / ((1 - smooth) / scaling["factor"] + smooth)
-    return divisors.float()
+    divisors = []
+    for exponent in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * theta ** (exponent / head_dim)
+        turns = scaling["original_max_position_embeddings"] / wavelength
+        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+        divisors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return tuple(divisors)

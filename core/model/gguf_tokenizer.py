@@ -7,10 +7,10 @@ says that it is the EOS or a control token (Gemma's vocabulary has it as an HTML
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import groupby
 from types import MappingProxyType
 
 from tokenizers import (
@@ -237,11 +237,12 @@ def _byte_level(fields: MetadataFields, vocabulary: _Vocabulary, pre: _PreTokeni
 
 def _listed_merges(fields: MetadataFields, vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     key = "tokenizer.ggml.merges"
+    ids = vocabulary.ids
     merges: dict[tuple[str, str], None] = {}
     for rank, line in enumerate(fields.texts(key)):
         space = line.find(" ", 1)
         left, right = line[:space], line[space + 1 :]
-        if space < 0 or any(text not in vocabulary.ids for text in (left, right, left + right)):
+        if space < 0 or left not in ids or right not in ids or left + right not in ids:
             fields.fail(f"{key}[{rank}]", f"{line!r} does not join two tokens into a third")
         merges.setdefault((left, right))
     return list(merges)
@@ -276,18 +277,21 @@ def _scored_merges(fields: MetadataFields, vocabulary: _Vocabulary, scores: Sequ
     Splits of one token tie; the shorter left part goes first, which is what leftmost-first merging of a run needs.
     """
     ids = vocabulary.ids
-    usable = {text for text, token_id in ids.items() if vocabulary.mergeable(token_id)}
+    usable = {text: scores[token_id] for text, token_id in ids.items() if vocabulary.mergeable(token_id)}
     longest = max(usable, key=len, default="")
     if len(longest) > MAX_PIECE_LENGTH:
         fields.fail(f"tokenizer.ggml.tokens[{ids[longest]}]", f"is longer than {MAX_PIECE_LENGTH} characters")
-    by_score: defaultdict[float, list[tuple[str, str]]] = defaultdict(list)
-    for text in usable:
-        for cut in range(1, len(text)):
-            if text[:cut] in usable and text[cut:] in usable:
-                by_score[scores[ids[text]]].append((text[:cut], text[cut:]))
     ranked: list[tuple[str, str]] = []
-    for score in sorted(by_score, reverse=True):
-        ranked.extend(sorted(by_score[score], key=lambda pair: (len(pair[0]), pair)))
+    for _, tied in groupby(sorted(usable, key=usable.__getitem__, reverse=True), key=usable.__getitem__):
+        texts = list(tied)
+        # a large vocabulary has a million places to cut: this line is most of the time that loading a tokenizer takes
+        pairs = [
+            (left, right)
+            for text in texts
+            for cut in range(1, len(text))
+            if (left := text[:cut]) in usable and (right := text[cut:]) in usable
+        ]
+        ranked += pairs if len(texts) == 1 else sorted(pairs, key=lambda pair: (len(pair[0]), pair))
     return ranked
 
 

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from types import MappingProxyType
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from core.errors import ModelFileError, near_matches
 from core.model.gguf import GGUFFile
 from core.model.gguf_fields import MetadataFields
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class WeightTransform(Enum):
@@ -170,8 +172,8 @@ def file_weights(file: GGUFFile) -> Mapping[str, GGUFWeight]:
     return MappingProxyType(present)
 
 
-def read_hf_tensor(file: GGUFFile, hf_name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The weight that a Hugging Face checkpoint calls `hf_name`, dequantised to `dtype`, conversion undone.
+def read_hf_tensor(file: GGUFFile, hf_name: str, dtype: torch.dtype | None = None) -> Tensor:
+    """The weight that a Hugging Face checkpoint calls `hf_name`, dequantised to `dtype` (float32), conversion undone.
 
     Raises ModelFileError when the file does not hold it.
     """
@@ -182,7 +184,8 @@ def read_hf_tensor(file: GGUFFile, hf_name: str, dtype: torch.dtype = torch.floa
             f"{file.path}: tensor {hf_name}: is not part of this model{near_matches(hf_name, weights)}"
         )
     if weight.transform is WeightTransform.MINUS_ONE:
-        return (file.read(weight.name, torch.float32) - 1).to(dtype)
+        plain = file.read(weight.name) - 1  # in float32, before any rounding
+        return plain if dtype is None else plain.to(dtype)
     stored = file.read(weight.name, dtype)
     if weight.transform is WeightTransform.NONE:
         return stored

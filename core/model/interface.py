@@ -43,7 +43,10 @@ class AttentionBackend(Protocol):
         ...
 
     def prepare(self, batch: ModelBatch, specs: Sequence[AttentionSpec]) -> Any:
-        """Metadata for one batch, built once per batch and not per layer; handed back to each `forward`."""
+        """Metadata for one batch, built once per batch and not per layer; handed back to each `forward`.
+
+        query_start_loc, seq_lens and block_table [N…] are on the CPU, for planning; tensors [T] are on the device.
+        """
         ...
 
     def forward(
@@ -86,7 +89,7 @@ class ModelContext:
     dtype: torch.dtype
     attention: AttentionBackend
     quant: QuantMethod
-    progress: Callable[[str, int, int], None]  # (what, done, total) while weights load
+    progress: Progress  # while weights load
 
 
 class Model(Protocol):
@@ -116,7 +119,7 @@ class ExecutorContext:
     block_size: int
     max_num_scheduled_tokens: int
     max_num_running_reqs: int
-    progress: Callable[[str, int, int], None]
+    progress: Progress
 
 
 @dataclass(frozen=True, slots=True)

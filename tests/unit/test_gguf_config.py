@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from core.errors import ModelFileError
 from core.model.gguf import GGUFFile, TensorInfo
 from core.model.gguf_config import hf_config, llama3_factors, read_hf_config
 from core.model.gguf_weights import file_weights, read_hf_tensor, unpermute_rows, weight_map
+from core.model.spec import ModelFiles
 
 DATA = Path(__file__).parents[1] / "data" / "gguf"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
@@ -50,13 +50,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def model_file(name: str) -> Path:
-    folder = Path(os.environ.get("NONET_TEST_MODELS", "~/.cache/nonet/models")).expanduser()
-    if not (folder / name).is_file():
-        pytest.skip(f"{name} is not in {folder}; set NONET_TEST_MODELS to a folder that has it")
-    return folder / name
 
 
 def metadata(arch: str, **changes: object) -> dict[str, object]:
@@ -109,9 +102,8 @@ def test_weights_equal_transformers_loader(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.slow  # transformers' loader takes most of it
-@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"])
-def test_weights_of_real_models_equal_transformers_loader(name: str, tmp_path: Path) -> None:
-    assert_equals_transformers(model_file(name), tmp_path)
+def test_weights_of_real_models_equal_transformers_loader(real_model: ModelFiles, tmp_path: Path) -> None:
+    assert_equals_transformers(real_model.path, tmp_path)
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
@@ -288,21 +280,39 @@ def test_llama3_factors_equal_transformers() -> None:
     )
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     plain = 5e5 ** -(torch.arange(0, 128, 2) / 128)
-    assert torch.allclose(plain / llama3_factors(128, 5e5, LLAMA3), scaled, rtol=1e-5)
+    assert torch.allclose(plain / torch.tensor(llama3_factors(128, 5e5, LLAMA3)), scaled, rtol=1e-5)
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_llama3_scaling_is_recovered_from_its_tensor(tmp_path: Path, factor: float) -> None:
     scaling = LLAMA3 | {"factor": factor}
-    file = file_with_rope_factors(tmp_path, llama3_factors(16, 5e5, scaling).numpy())
+    file = file_with_rope_factors(tmp_path, np.array(llama3_factors(16, 5e5, scaling), np.float32))
     config = read_hf_config(file)
     assert config["rope_scaling"] == scaling
     assert config["rope_parameters"] == {"rope_theta": 5e5, **scaling}
 
 
-def test_other_rope_factors_are_refused(tmp_path: Path) -> None:
-    file = file_with_rope_factors(tmp_path, np.linspace(1, 9, 8, dtype=np.float32))
+@pytest.mark.parametrize(
+    "factors",
+    [
+        np.linspace(1, 9, 8),  # finite, of another scaling
+        np.ones(4),  # too few
+        np.full(8, np.inf),
+        np.full(8, np.nan),
+        np.zeros(8),
+        -np.ones(8),
+    ],
+)
+def test_other_rope_factors_are_refused(tmp_path: Path, factors: Any) -> None:
+    file = file_with_rope_factors(tmp_path, factors.astype(np.float32))
     with pytest.raises(ModelFileError, match=r"rope_freqs\.weight: holds RoPE factors that are not Llama 3's"):
+        read_hf_config(file)
+
+
+@pytest.mark.parametrize("factors", [np.ones(8, np.float16), np.ones(70_000, np.float32)])
+def test_rope_factors_of_another_type_or_size_are_refused_unread(tmp_path: Path, factors: Any) -> None:
+    file = file_with_rope_factors(tmp_path, factors)
+    with pytest.raises(ModelFileError, match=r"rope_freqs\.weight: is F(16|32) of shape .*, not F32 of at most 65536"):
         read_hf_config(file)
 
 

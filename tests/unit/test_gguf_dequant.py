@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from core.model import dequant
-from core.model.dequant import FORMATS, BlockFormat, dequantize
+from core.model.block_formats import FORMATS, BlockFormat
+from core.model.dequant import UNPACKERS, dequantize
 from core.model.gguf import GGUFFile
 
 DATA = Path(__file__).parents[1] / "data" / "gguf"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
-READABLE = {type_id: known for type_id, known in FORMATS.items() if known.unpack is not None}
+READABLE = {type_id: known for type_id, known in FORMATS.items() if known.name in UNPACKERS}
 # Where the float16 scales of a block lie; random bytes there would often be infinities and NaNs.
 SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108]}
 SCALES |= {"Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}

@@ -17,6 +17,7 @@ from gguf import GGUFReader, GGUFWriter
 
 from core.errors import ModelFileError
 from core.model.gguf import MAX_ARRAY_ITEMS, MAX_STRING_BYTES, GGUFFile
+from core.model.spec import ModelFiles
 
 DATA = Path(__file__).parents[1] / "data" / "gguf"
 FILES = sorted(DATA.glob("*.gguf"))
@@ -254,11 +255,8 @@ def test_mutated_headers_never_crash_or_use_much_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_mutated_headers_of_a_real_model(tmp_path: Path) -> None:
-    folder = Path(os.environ.get("NONET_TEST_MODELS", "~/.cache/nonet/models")).expanduser()
-    model = folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    if not model.is_file():
-        pytest.skip(f"{model.name} is not in {folder}; set NONET_TEST_MODELS to a folder that has it")
+def test_mutated_headers_of_a_real_model(smollm2: ModelFiles, tmp_path: Path) -> None:
+    model = smollm2.path
     path = tmp_path / "mutated.gguf"
     with model.open("rb") as source:
         path.write_bytes(source.read(1 << 22))  # the header, and a hole in place of the weights

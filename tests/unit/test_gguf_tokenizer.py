@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from core.errors import ModelFileError
 from core.model.gguf import GGUFFile
 from core.model.gguf_tokenizer import GGUFTokenizer, build_tokenizer
+from core.model.spec import ModelFiles
 
 DATA = Path(__file__).parents[1] / "data" / "gguf"
 LINES: list[str] = json.loads((DATA / "tokenizer_lines.json").read_text())
@@ -47,13 +47,10 @@ def spm_metadata(space_prefix: bool = True, **changes: object) -> dict[str, obje
     return {f"tokenizer.ggml.{key}": value for key, value in (values | changes).items()}
 
 
-@pytest.fixture(scope="module", params=[SMOLLM2, GEMMA3])
-def model(request: pytest.FixtureRequest) -> tuple[GGUFTokenizer, dict[str, Any]]:
-    folder = Path(os.environ.get("NONET_TEST_MODELS", "~/.cache/nonet/models")).expanduser()
-    path = folder / request.param
-    if not path.is_file():
-        pytest.skip(f"{request.param} is not in {folder}; set NONET_TEST_MODELS to a folder that has it")
-    return build_tokenizer(GGUFFile.open(path).metadata, str(path)), GOLDENS[request.param]
+@pytest.fixture(scope="module")
+def model(real_model: ModelFiles) -> tuple[GGUFTokenizer, dict[str, Any]]:
+    path = real_model.path
+    return build_tokenizer(GGUFFile.open(path).metadata, str(path)), GOLDENS[path.name]
 
 
 def test_corpus_covers_what_it_should() -> None:

@@ -1,0 +1,66 @@
+"""The native model: a decoder built from an `Architecture`. One class for all families."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from core.batch import ModelBatch
+from core.model.arch import Architecture, read_architecture
+from core.model.interface import AttentionSpec, Linear, ModelContext
+from core.model.layers import DecoderLayer, RMSNorm
+from core.model.loader import Part, WeightLoader
+from core.model.model_settings import NativeSettings
+from core.model.rope import Rope
+from core.model.weights import open_weights
+
+_EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head"
+
+
+class NativeModel:
+    """llama, mistral, qwen2, qwen3, gemma2 and gemma3 text models. See `core.model.interface.Model`.
+
+    Raises ConfigError for a config it has no plan for, ModelFileError for weights that do not fit the plan.
+    """
+
+    Settings = NativeSettings
+
+    def __init__(self, settings: NativeSettings, context: ModelContext):
+        arch = read_architecture(context.spec.config, settings.ignore_config_keys)
+        loader = WeightLoader(open_weights(context.spec.files), context)
+        self.architecture: Architecture = arch
+        self._attention = context.attention
+        self._dtype = context.dtype
+        self._ropes = tuple(Rope(plan, context.device) for plan in arch.ropes)
+        self._embedding = loader.tensor(_EMBEDDING, (arch.vocab_size, arch.hidden_size))
+        self._layers = tuple(DecoderLayer(plan, arch, loader, context) for plan in arch.layers)
+        self._norm = RMSNorm.load(loader, "model.norm", arch)
+        self._head = self._load_head(loader, context)
+        loader.finish(arch.tied_embeddings)
+
+    def _load_head(self, loader: WeightLoader, context: ModelContext) -> Linear:
+        arch = self.architecture
+        if arch.tied_embeddings:
+            return context.quant.linear(_LM_HEAD, self._embedding, None)
+        return loader.linear(_LM_HEAD, (Part(_LM_HEAD, arch.vocab_size),), arch.hidden_size, bias=False)
+
+    @property
+    def attention_specs(self) -> tuple[AttentionSpec, ...]:
+        return tuple(plan.attention for plan in self.architecture.layers)
+
+    def forward(self, batch: ModelBatch, kv_caches: Sequence[Tensor]) -> Tensor:
+        """Tensors over the T and R axes are on the model's device. Returns logits float32 [R, V]."""
+        metadata = self._attention.prepare(batch, self.attention_specs)
+        rotations = [rope.at(batch.positions) for rope in self._ropes]
+        x = F.embedding(batch.input_ids, self._embedding).float() * self.architecture.embedding_scale
+        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
+            x = layer(x, rotations[layer.rope], kv_cache, metadata)
+        return self._logits(x[batch.logits_indices])
+
+    def _logits(self, x: Tensor) -> Tensor:
+        logits = self._head(self._norm(x).to(self._dtype)).float()
+        cap = self.architecture.final_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap

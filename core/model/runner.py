@@ -1,0 +1,158 @@
+"""Runs a model on one device: resolves device and dtype, owns the KV tensors, completes batches, calls forward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from core.batch import ModelBatch, SamplerOutput
+from core.errors import ConfigError
+from core.model.interface import AttentionContext, AttentionSpec, ExecutorContext, Model, ModelContext, QuantContext
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")  # feature names of x86 and Arm
+
+
+class ModelRunner:
+    """Everything of a step up to the logits. Not thread-safe; used from the engine loop."""
+
+    def __init__(self, context: ExecutorContext):
+        self.device = resolve_device(context.device)
+        self.dtype = resolve_dtype(context.dtype, self.device)
+        self.attention = context.build_attention(AttentionContext(self.device, self.dtype, context.block_size))
+        quant = context.build_quant(QuantContext(self.device, self.dtype))
+        with torch.inference_mode():
+            self.model: Model = context.build_model(
+                ModelContext(context.spec, self.device, self.dtype, self.attention, quant, context.progress)
+            )
+        self._specs: tuple[AttentionSpec, ...] = self.model.attention_specs
+        self._kv_caches: Sequence[Tensor] = ()
+        self._last_sampled: dict[str, int] = {}
+
+    def kv_bytes_per_block(self) -> int:
+        elements = sum(math.prod(self.attention.kv_shape(spec, 1)) for spec in self._specs)
+        return elements * self.dtype.itemsize
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the KV tensors. Raises ConfigError with the sizes when memory lacks."""
+        needed, free = num_blocks * self.kv_bytes_per_block(), free_memory(self.device)
+        self._kv_caches = ()
+        if free is not None and needed > free:
+            raise _does_not_fit(num_blocks, needed, free)
+        try:
+            with torch.inference_mode():
+                self._kv_caches = [self._kv_tensor(spec, num_blocks) for spec in self._specs]
+        except (RuntimeError, MemoryError) as error:
+            raise _does_not_fit(num_blocks, needed, free) from error
+
+    def _kv_tensor(self, spec: AttentionSpec, num_blocks: int) -> Tensor:
+        return torch.zeros(self.attention.kv_shape(spec, num_blocks), dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: ModelBatch) -> Tensor:
+        """Logits float32 [R, V] on the runner's device."""
+        return self.model.forward(self._completed(batch), self._kv_caches)
+
+    def _completed(self, batch: ModelBatch) -> ModelBatch:
+        """Ids in flight filled in, tensors over the T and R axes on the device.
+
+        Those over the N axis (query_start_loc, seq_lens, block_table) stay on the CPU: attention backends plan with
+        them in `prepare` and copy what their kernels need.
+        """
+        input_ids = self._with_ids_in_flight(batch) if batch.token_sources else batch.input_ids
+        if self.device.type == "cpu":
+            return batch if input_ids is batch.input_ids else replace(batch, input_ids=input_ids)
+        return replace(
+            batch,
+            input_ids=input_ids.to(self.device, non_blocking=True),
+            positions=batch.positions.to(self.device, non_blocking=True),
+            slot_mapping=batch.slot_mapping.to(self.device, non_blocking=True),
+            logits_indices=batch.logits_indices.to(self.device, non_blocking=True),
+        )
+
+    def _with_ids_in_flight(self, batch: ModelBatch) -> Tensor:
+        missing = set(batch.token_sources.values()) - self._last_sampled.keys()
+        if missing:
+            raise RuntimeError(f"step {batch.step}: no sampled token yet for requests {sorted(missing)}")
+        input_ids = batch.input_ids.clone()
+        for index, request_id in batch.token_sources.items():
+            input_ids[index] = self._last_sampled[request_id]
+        return input_ids
+
+    def remember(self, sampled: SamplerOutput) -> None:
+        """Keep each request's last id for a step that was planned before it was known."""
+        for request_id, token_ids in sampled.token_ids.items():
+            self._last_sampled[request_id] = token_ids[-1]
+        # A request whose sampling failed may already be part of the next step; its row there is computed and discarded.
+        for request_id in sampled.errors:
+            self._last_sampled[request_id] = 0
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._last_sampled.pop(request_id, None)
+
+    def close(self) -> None:
+        self._kv_caches = ()
+        self._last_sampled.clear()
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is a device. Raises ConfigError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"model.device={name}: torch {torch.__version__} sees no such device; use model.device=cpu")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the hardware multiplies it, float32 elsewhere."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise ConfigError(f"model.dtype={name}: choose one of: auto, {', '.join(DTYPES)}")
+        return DTYPES[name]
+    if device.type == "cuda":
+        fast = torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        capabilities = torch.cpu.get_capabilities()
+        fast = any(capabilities.get(feature) for feature in _CPU_BFLOAT16)
+    return torch.bfloat16 if fast else torch.float32
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be allocated; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = [_meminfo_available(), _cgroup_available()]
+    return min((value for value in available if value is not None), default=None)
+
+
+def _meminfo_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _cgroup_available() -> int | None:
+    """What a container's limit leaves (cgroup version 2)."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        return int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text())
+    except (OSError, ValueError):  # no cgroup, or the limit is "max"
+        return None
+
+
+def _does_not_fit(num_blocks: int, needed: int, free: int | None) -> ConfigError:
+    known = "an unknown amount" if free is None else f"{free / 2**20:.0f} MiB"
+    return ConfigError(
+        f"KV cache: {num_blocks} blocks need {needed / 2**20:.0f} MiB, but {known} of memory is free; "
+        "lower the number of blocks of the cache or model.max_model_len"
+    )

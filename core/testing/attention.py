@@ -1,0 +1,223 @@
+"""The contract of attention backends: a naive twin, and tests that a backend's own test class inherits.
+
+class TestMyBackend(AttentionContract):
+    def make_backend(self, context):
+        return MyBackend(MyBackend.Settings(), context)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import pytest
+import torch
+from torch import Tensor
+
+from core.batch import ModelBatch
+from core.model.interface import AttentionBackend, AttentionContext, AttentionSpec
+from core.testing.batches import Share, batch_of
+
+NUM_BLOCKS_SPARE = 3  # blocks of the pool that no request owns
+
+
+def naive_attention(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+    """One request, one query and one head at a time, in float32: the slow twin of every backend.
+
+    q [t, num_heads, head_dim] at positions start…; k, v [start + t, num_kv_heads, head_dim] of the whole sequence.
+    """
+    out = torch.empty(q.shape, dtype=torch.float32)
+    group = spec.num_heads // spec.num_kv_heads
+    for row in range(q.shape[0]):
+        position = start + row
+        first = 0 if spec.sliding_window is None else max(0, position - spec.sliding_window + 1)
+        for head in range(spec.num_heads):
+            keys = k[first : position + 1, head // group].float()
+            scores = keys @ q[row, head].float() * spec.scale
+            if spec.softcap is not None:
+                scores = spec.softcap * torch.tanh(scores / spec.softcap)
+            out[row, head] = scores.softmax(0) @ v[first : position + 1, head // group].float()
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Random q, k, v of some requests: the first `computed` positions are cached before the batch under test."""
+
+    computed: tuple[int, ...]
+    scheduled: tuple[int, ...]
+    q: tuple[Tensor, ...]  # [computed + scheduled, num_heads, head_dim] each
+    k: tuple[Tensor, ...]
+    v: tuple[Tensor, ...]
+    tables: tuple[list[int], ...]
+    num_blocks: int
+
+    def batch(self, starts: Sequence[int], counts: Sequence[int], block_size: int) -> ModelBatch:
+        shares = [
+            Share(str(index), [0] * (start + count), start, count, self.tables[index])
+            for index, (start, count) in enumerate(zip(starts, counts, strict=True))
+            if count
+        ]
+        return batch_of(shares, block_size, table_width=max(map(len, self.tables)) + 1)
+
+    def only(self, index: int) -> Sequences:
+        """One of the requests, in the same pool and blocks."""
+        part = slice(index, index + 1)
+        return Sequences(
+            self.computed[part],
+            self.scheduled[part],
+            self.q[part],
+            self.k[part],
+            self.v[part],
+            self.tables[part],
+            self.num_blocks,
+        )
+
+    def rows(self, tensors: Sequence[Tensor], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+        return torch.cat([t[s : s + c] for t, s, c in zip(tensors, starts, counts, strict=True)])
+
+
+def make_sequences(
+    spec: AttentionSpec, lengths: Sequence[tuple[int, int]], context: AttentionContext, seed: int = 0
+) -> Sequences:
+    """`lengths`: (computed, scheduled) of each request. Block tables are a random permutation of the pool."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(heads: int) -> tuple[Tensor, ...]:
+        shapes = [(computed + scheduled, heads, spec.head_dim) for computed, scheduled in lengths]
+        return tuple(torch.randn(shape, generator=generator).to(context.device, context.dtype) for shape in shapes)
+
+    needed = [-(-(computed + scheduled) // context.block_size) for computed, scheduled in lengths]
+    num_blocks = sum(needed) + NUM_BLOCKS_SPARE
+    free = torch.randperm(num_blocks, generator=generator).tolist()
+    tables = tuple([free.pop() for _ in range(count)] for count in needed)
+    computed, scheduled = zip(*lengths, strict=True)
+    q, k, v = random(spec.num_heads), random(spec.num_kv_heads), random(spec.num_kv_heads)
+    return Sequences(computed, scheduled, q, k, v, tables, num_blocks)
+
+
+def run_backend(
+    backend: AttentionBackend, spec: AttentionSpec, sequences: Sequences, context: AttentionContext
+) -> list[Tensor]:
+    """Cache the computed positions in a first batch, run the scheduled ones in a second; its output by request.
+
+    The cache starts full of NaN, so that a read of a slot that was not written shows.
+    """
+    shape = backend.kv_shape(spec, sequences.num_blocks)
+    cache = torch.full(shape, float("nan"), dtype=context.dtype, device=context.device)
+    zeros = [0] * len(sequences.computed)
+    out = torch.empty(0)
+    for starts, counts in ((zeros, sequences.computed), (sequences.computed, sequences.scheduled)):
+        if not any(counts):
+            continue
+        batch = sequences.batch(starts, counts, context.block_size)
+        metadata = backend.prepare(batch, [spec])
+        q, k, v = (sequences.rows(part, starts, counts) for part in (sequences.q, sequences.k, sequences.v))
+        out = backend.forward(spec, q, k, v, cache, metadata)
+    ends = list(accumulate(sequences.scheduled))
+    return [out[end - count : end] for end, count in zip(ends, sequences.scheduled, strict=True)]
+
+
+MIXED = ((0, 1), (0, 19), (5, 1), (40, 1), (37, 26), (64, 1), (15, 1), (31, 3), (90, 1), (16, 16))
+LENGTHS = {
+    "decodes": ((33, 1), (1, 1), (70, 1), (16, 1)),
+    "prefills": ((0, 50), (0, 3), (0, 16)),
+    "chunks": ((16, 20), (7, 41), (48, 16)),
+    "mixed": MIXED,
+}
+SPECS = {
+    "plain": AttentionSpec(0, num_heads=4, num_kv_heads=4, head_dim=32, scale=0.2),
+    "grouped": AttentionSpec(0, num_heads=6, num_kv_heads=2, head_dim=64, scale=0.125),
+    "one_kv_head": AttentionSpec(0, num_heads=4, num_kv_heads=1, head_dim=128, scale=0.09),
+    "window": AttentionSpec(0, num_heads=4, num_kv_heads=2, head_dim=32, scale=0.2, sliding_window=13),
+    "window_of_one": AttentionSpec(0, num_heads=2, num_kv_heads=2, head_dim=32, scale=0.2, sliding_window=1),
+    "softcap": AttentionSpec(0, num_heads=4, num_kv_heads=2, head_dim=64, scale=0.3, softcap=2.0),
+    "window_softcap": AttentionSpec(
+        0, num_heads=4, num_kv_heads=2, head_dim=64, scale=0.3, sliding_window=20, softcap=3.0
+    ),
+}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+class AttentionContract:
+    """Inherit, implement `make_backend`, and set `device` and `dtypes` where they differ."""
+
+    device: str = "cpu"
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+
+    def make_backend(self, context: AttentionContext) -> AttentionBackend:
+        raise NotImplementedError
+
+    def context(self, dtype: torch.dtype = torch.float32, block_size: int = 16) -> AttentionContext:
+        return AttentionContext(torch.device(self.device), dtype, block_size)
+
+    def _compare(
+        self, spec: AttentionSpec, lengths: Sequence[tuple[int, int]], context: AttentionContext, seed: int = 0
+    ) -> None:
+        sequences = make_sequences(spec, lengths, context, seed)
+        outputs = run_backend(self.make_backend(context), spec, sequences, context)
+        for index, out in enumerate(outputs):
+            start = sequences.computed[index]
+            q, k, v = (part[index].cpu() for part in (sequences.q, sequences.k, sequences.v))
+            expected = naive_attention(spec, q[start:], k, v, start)
+            assert out.dtype == context.dtype
+            torch.testing.assert_close(out.float().cpu(), expected, atol=TOLERANCE[context.dtype], rtol=1e-2)
+
+    @pytest.mark.parametrize("lengths", LENGTHS)
+    @pytest.mark.parametrize("spec", SPECS)
+    def test_equals_the_naive_twin(self, spec: str, lengths: str) -> None:
+        for dtype in self.dtypes:
+            self._compare(SPECS[spec], LENGTHS[lengths], self.context(dtype))
+
+    @pytest.mark.parametrize("block_size", [16, 32, 64])
+    @pytest.mark.parametrize("spec", ["grouped", "window"])
+    def test_block_sizes(self, spec: str, block_size: int) -> None:
+        self._compare(SPECS[spec], MIXED, self.context(block_size=block_size), seed=block_size)
+
+    @pytest.mark.parametrize("spec", ["grouped", "window", "softcap"])
+    def test_long_prefill_in_one_chunk_and_after_a_context(self, spec: str) -> None:
+        self._compare(SPECS[spec], ((0, 300), (10, 290), (299, 1)), self.context())
+
+    def test_layers_with_different_specs_share_a_batch(self) -> None:
+        """`prepare` sees all layers once; each `forward` picks what its own layer needs."""
+        context = self.context()
+        full, local = SPECS["grouped"], AttentionSpec(1, 6, 2, 64, 0.125, sliding_window=13)
+        sequences = make_sequences(full, MIXED, context)
+        alone = [run_backend(self.make_backend(context), spec, sequences, context) for spec in (full, local)]
+        backend = _Together(self.make_backend(context), (full, local))
+        together = [run_backend(backend, spec, sequences, context) for spec in (full, local)]
+        for a, b in zip(alone, together, strict=True):
+            torch.testing.assert_close(torch.cat(a), torch.cat(b), atol=0.0, rtol=0.0)
+
+    @pytest.mark.parametrize("spec", ["grouped", "window", "softcap"])
+    def test_a_request_does_not_depend_on_its_batch_mates(self, spec: str) -> None:
+        context, backend = self.context(), self.make_backend(self.context())
+        sequences = make_sequences(SPECS[spec], MIXED, context)
+        together = run_backend(backend, SPECS[spec], sequences, context)
+        for index in range(len(MIXED)):
+            alone = run_backend(backend, SPECS[spec], sequences.only(index), context)[0]
+            torch.testing.assert_close(together[index], alone, atol=2e-6, rtol=1e-5)
+
+    def test_a_step_run_twice_gives_the_same(self) -> None:
+        """KV writes are idempotent: the engine may repeat a failed step."""
+        spec, context = SPECS["grouped"], self.context()
+        backend, sequences = self.make_backend(context), make_sequences(SPECS["grouped"], ((0, 30), (0, 1)), context)
+        cache = torch.zeros(backend.kv_shape(spec, sequences.num_blocks), dtype=context.dtype, device=context.device)
+        metadata = backend.prepare(sequences.batch((0, 0), (30, 1), context.block_size), [spec])
+        q, k, v = (torch.cat(part) for part in (sequences.q, sequences.k, sequences.v))
+        first = backend.forward(spec, q, k, v, cache, metadata).clone()
+        torch.testing.assert_close(backend.forward(spec, q, k, v, cache, metadata), first, atol=0.0, rtol=0.0)
+
+
+class _Together:
+    """Prepares for all `specs`, whichever layer asks."""
+
+    def __init__(self, backend: AttentionBackend, specs: Sequence[AttentionSpec]):
+        self._backend = backend
+        self._specs = specs
+        self.kv_shape = backend.kv_shape
+        self.forward = backend.forward
+
+    def prepare(self, batch: ModelBatch, specs: Sequence[AttentionSpec]) -> object:
+        return self._backend.prepare(batch, self._specs)
