@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -35,6 +36,7 @@ from core.plugins import Plugins
 ROOT = "engine"
 FREE_GROUPS = ("preset", "experiment")
 SECTIONS = ("plugins", "process")
+CONFIG_DIR = "config_dir="
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +45,22 @@ class ComposedConfig:
     origins: Mapping[str, str]  # dotted key -> "override", or the YAML file that set it last
 
 
-class _PluginConfigs(SearchPathPlugin):
-    """Appends `pkg://…` of each plugin; Hydra builds it without arguments, so a subclass carries the packages."""
+class _MoreConfigs(SearchPathPlugin):
+    """Appends what plugins and the user bring; Hydra builds it without arguments, so a subclass carries the places."""
 
-    packages: tuple[str, ...] = ()
+    places: tuple[tuple[str, str], ...] = ()  # (provider, path)
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for package in self.packages:
-            search_path.append(provider=package, path=f"pkg://{package}")
+        for provider, path in self.places:
+            search_path.append(provider=provider, path=path)
 
 
 @contextmanager
-def _hydra(plugins: Plugins) -> Iterator[None]:
+def _hydra(plugins: Plugins, config_dirs: Sequence[Path]) -> Iterator[None]:
     known = HydraPlugins.instance()
-    cls = type("PluginConfigs", (_PluginConfigs,), {"packages": plugins.config_packages()})
+    packages = [(package, f"pkg://{package}") for package in plugins.config_packages()]
+    folders = [(str(folder), f"file://{folder}") for folder in config_dirs]
+    cls = type("MoreConfigs", (_MoreConfigs,), {"places": (*packages, *folders)})
     known.register(cls)
     GlobalHydra.instance().clear()
     try:
@@ -85,9 +89,13 @@ def options(group: str) -> list[str]:
 
 
 def compose(overrides: Sequence[str], plugins: Plugins) -> ComposedConfig:
-    """Compose `configs/engine.yaml` with `overrides`. Raises ConfigError naming the key or group and near matches."""
-    with _hydra(plugins):
-        checked = [_checked(override) for override in _parsed(overrides)]
+    """Compose `configs/engine.yaml` with `overrides`; `config_dir=FOLDER` among them adds a folder of one's own YAML.
+
+    Raises ConfigError naming the key or group and near matches.
+    """
+    folders = [_config_dir(text) for text in overrides if text.startswith(CONFIG_DIR)]
+    with _hydra(plugins, folders):
+        checked = [_checked(override) for override in _parsed([o for o in overrides if not o.startswith(CONFIG_DIR)])]
         try:
             config = hydra_compose(ROOT, overrides=checked)
             values = OmegaConf.to_container(config, resolve=False)
@@ -97,6 +105,13 @@ def compose(overrides: Sequence[str], plugins: Plugins) -> ComposedConfig:
             return ComposedConfig({str(k): v for k, v in values.items()}, _origins(checked))
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_one_line(error)) from None
+
+
+def _config_dir(override: str) -> Path:
+    folder = Path(override.removeprefix(CONFIG_DIR)).expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"{override}: no such folder; name one that holds groups, such as preset/mine.yaml")
+    return folder
 
 
 def _one_line(error: Exception) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core.errors import ConfigError, near_matches
-from core.model.sources import default_cache_dir, list_models, remove_model, resolve
+from core.model.sources import DEFAULT_SOURCE, default_cache_dir, list_models, remove_model, resolve
 from core.progress import ProgressBars
-from core.settings import DEFAULT_SOURCE
 
 ACTIONS = ("list", "pull", "remove")
 

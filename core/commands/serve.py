@@ -1,9 +1,14 @@
-"""`serve`: the configured frontend (HTTP by default), engine in its own process."""
+"""`serve`: the configured frontend (HTTP by default), engine in its own process.
+
+SIGTERM while it starts undoes the start and exits with 0, SIGINT with 130; later the frontend handles signals itself.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Sequence
+from types import FrameType
 
 from core.progress import ProgressBars
 from core.session import log_to_stderr, open_session, run_frontend
@@ -11,6 +16,15 @@ from core.session import log_to_stderr, open_session, run_frontend
 
 def run(arguments: Sequence[str]) -> int:
     log_to_stderr()
-    session = open_session(arguments)
-    asyncio.run(run_frontend(session, ProgressBars()))
+    previous = signal.signal(signal.SIGTERM, _end_start)
+    try:
+        session = open_session(arguments)
+        asyncio.run(run_frontend(session, ProgressBars()))
+    finally:
+        signal.signal(signal.SIGTERM, previous)
     return 0
+
+
+def _end_start(signum: int, frame: FrameType | None) -> None:
+    """An exception, so that a blocking download ends too; on its way out the engine is closed."""
+    raise SystemExit(0)

@@ -91,6 +91,25 @@ def test_a_plain_reference_between_keys_is_allowed(plugins):
     assert config.values["scheduler"]["max_num_scheduled_tokens"] == 7
 
 
+def test_a_folder_of_ones_own_brings_presets_and_options(plugins, tmp_path):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "scheduler").mkdir()
+    (tmp_path / "preset/mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /prefill: whole\nscheduler:\n  max_num_running_reqs: 16\n"
+    )
+    (tmp_path / "scheduler/small.yaml").write_text("name: fcfs\nmax_num_running_reqs: 2\n")
+    config = compose([f"config_dir={tmp_path}", "+preset=mine"], plugins)
+    assert config.values["prefill"]["name"] == "whole"
+    assert config.values["scheduler"]["max_num_running_reqs"] == 16
+    assert config.origins["scheduler.max_num_running_reqs"].endswith("preset/mine.yaml")
+    config = compose([f"config_dir={tmp_path}", "scheduler=small"], plugins)
+    assert config.values["scheduler"]["max_num_running_reqs"] == 2
+    with pytest.raises(ConfigError, match="no such folder"):
+        compose([f"config_dir={tmp_path}/nope"], plugins)
+    with pytest.raises(ConfigError, match="no preset is called"):  # the folder is gone from the next composition
+        compose(["+preset=mine"], plugins)
+
+
 def test_settings_survive_the_trip_to_the_engine_process():
     session = open_session(["+preset=chat", "scheduler.max_num_running_reqs=5", "plugins.disable=[nobody]"])
     assert Settings.from_json(session.settings.to_json()) == session.settings
