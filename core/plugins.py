@@ -7,6 +7,7 @@ parties run only when `plugins.enable` lists their plugin.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from core.hookspecs import API_VERSION, GROUPS, PROJECT, Component
 ENTRY_POINT_GROUP = "nonet.plugins"
 DISABLE_VARIABLE = "NONET_PLUGINS_DISABLE"
 """Comma-separated plugin or distribution names that are not loaded; `all` leaves the built-ins alone."""
+
+EVENTS = ("step_finished", "request_finished")
 
 BUILTINS = (
     "core.builtin",
@@ -92,15 +95,29 @@ class Plugins:
         found = self._provided.get((group, name))
         if found is not None:
             return found
+        raise PluginError(f"no {group} is called {name!r}{near_matches(name, self.names(group))}{self.failures()}")
+
+    def failures(self) -> str:
+        """What an unknown name may be due to: `; plugins that failed to load: …`, or nothing."""
         failed = [f"{r.name} ({r.distribution} {r.version}): {r.reason}" for r in self.records if r.status == "failed"]
-        hint = f"; plugins that failed to load: {' | '.join(failed)}" if failed else ""
-        raise PluginError(f"no {group} is called {name!r}{near_matches(name, self.names(group))}{hint}")
+        return f"; plugins that failed to load: {' | '.join(failed)}" if failed else ""
 
     def observers(self, event: str, enabled: Iterable[str]) -> tuple[Callable[..., None], ...]:
         """Plain functions for `step_finished` or `request_finished`: built-in ones, and those of enabled plugins."""
         enabled = set(enabled)
         builtin = {r.name for r in self.records if r.builtin}
         return tuple(fn for plugin, fn in self._observers.get(event, ()) if plugin in builtin or plugin in enabled)
+
+    def check_enabled(self, names: Iterable[str]) -> None:
+        """Raises PluginError for a name of `plugins.enable` whose observers cannot run: unknown, disabled or failed."""
+        records = {record.name: record for record in self.records}
+        third_party = [record.name for record in self.records if not record.builtin]
+        for name in names:
+            record = records.get(name)
+            if record is None:
+                raise PluginError(f"plugins.enable: no plugin is called {name!r}{near_matches(name, third_party)}")
+            if record.status != "loaded":
+                raise PluginError(f"plugins.enable: the plugin {name!r} is not loaded: {record.reason}")
 
     def config_packages(self) -> tuple[str, ...]:
         return tuple(package for r in self.records if r.status == "loaded" for package in r.config_packages)
@@ -141,8 +158,10 @@ def _load_entry_point(manager: pluggy.PluginManager, point: EntryPoint, disabled
         plugin = point.load()
         manager.register(plugin, point.name)
         _refuse_unknown_hooks(manager, plugin)
+        for event in EVENTS:
+            _observers(manager, event)  # raises for this plugin's: those before it have passed
         return _describe(manager, plugin, point.name, dist_name, version, builtin=False)
-    except Exception as error:  # a stranger's code may raise anything; it must not take the others down
+    except (Exception, SystemExit) as error:  # a stranger's code may raise anything; it must not take the others down
         if plugin is not None and manager.is_registered(plugin):
             manager.unregister(plugin)
         return PluginRecord(point.name, dist_name, version, "failed", f"{type(error).__name__}: {error}")
@@ -173,8 +192,16 @@ def _describe(
     callers = manager.get_hookcallers(plugin) or []
     hooks = tuple(sorted(caller.name for caller in callers))
     components = tuple((g, c) for g in GROUPS if f"provide_{g}s" in hooks for c in _components(plugin, g))
-    packages = tuple(plugin.provide_config_packages()) if "provide_config_packages" in hooks else ()  # type: ignore[attr-defined]
+    packages = _config_packages(plugin) if "provide_config_packages" in hooks else ()
     return PluginRecord(name, dist_name, version, "loaded", "", builtin, components, packages, hooks)
+
+
+def _config_packages(plugin: Any) -> tuple[str, ...]:
+    packages = tuple(plugin.provide_config_packages() or ())
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise PluginError(f"provide_config_packages yields {package!r}, and there is no such package")
+    return packages
 
 
 def _components(plugin: object, group: str) -> Iterable[Component]:
@@ -200,8 +227,7 @@ def _index(manager: pluggy.PluginManager, records: list[PluginRecord]) -> Plugin
                 conflicts[key] = (*conflicts.get(key, (first,)), record.name)
             else:
                 provided[key] = Provided(group, component, record)
-    events = ("step_finished", "request_finished")
-    observers = {event: _observers(manager, event) for event in events}
+    observers = {event: _observers(manager, event) for event in EVENTS}
     return Plugins(tuple(records), provided, conflicts, observers, dict(manager.list_name_plugin()))
 
 

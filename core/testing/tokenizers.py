@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
@@ -86,3 +87,14 @@ def _pieces_and_merges() -> tuple[list[str], list[tuple[str, str]]]:
     model = json.loads(trained.to_str())["model"]
     pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
     return pieces, [(left, right) for left, right in model["merges"]]
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the two files of a Hugging Face folder, so that `core.model.tokenizer.load_tokenizer` gives the same one."""
+    tokenizer._backend.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **tokenizer.special.names,
+        **({"chat_template": tokenizer.chat_template} if tokenizer.chat_template else {}),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")

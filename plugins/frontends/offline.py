@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 from tqdm import tqdm
@@ -80,7 +80,7 @@ class Offline:
 
     async def _answer_file(self, path: Path) -> None:
         lines = list(_read_lines(path, _sampling(self._settings)))
-        self._write("")  # a file that cannot be written is noticed before the work, not after it
+        self._write("", "a")  # a file that cannot be written is noticed before the work, not after it
         slots = asyncio.Semaphore(self._settings.concurrency)
         bar = tqdm(total=len(lines), desc="requests", file=sys.stderr, disable=None)
 
@@ -117,14 +117,16 @@ class Offline:
         prompt = line.as_prompt(self._settings.chat)
         return GenerateRequest(f"offline-{key}", prompt, line.params(), max_tokens=line.max_tokens)
 
-    def _write(self, text: str) -> None:
-        if self._settings.output is None:
+    def _write(self, text: str, mode: Literal["w", "a"] = "w") -> None:
+        path = self._settings.output
+        if path is None:
             sys.stdout.write(text)
             return
         try:
-            self._settings.output.write_text(text, encoding="utf-8")
+            with path.open(mode, encoding="utf-8") as file:
+                file.write(text)
         except OSError as error:
-            raise ConfigError(f"output={self._settings.output}: {error}") from None
+            raise ConfigError(f"output={path}: {error}") from None
 
 
 def _sampling(settings: Offline.Settings) -> dict[str, Any]:
@@ -137,7 +139,7 @@ def _read_lines(path: Path, defaults: dict[str, Any]) -> Iterator[Line | str]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"input={path}: {error}") from None
-    for number, row in enumerate(text.splitlines(), start=1):
+    for number, row in enumerate(text.split("\n"), start=1):  # `splitlines` would also split at U+2028 inside a prompt
         if not row.strip():
             continue
         try:

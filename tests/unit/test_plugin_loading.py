@@ -26,7 +26,7 @@ class FakePoint:
         self.name, self.value, self.dist, self._plugin = name, f"acme.{name}", FakeDistribution(dist), plugin
 
     def load(self) -> object:
-        if isinstance(self._plugin, Exception):
+        if isinstance(self._plugin, BaseException):
             raise self._plugin
         return self._plugin
 
@@ -72,6 +72,10 @@ def test_third_parties_come_after_builtins_sorted_by_name(install):
         (plugin_with(provide_schedulers=lambda: [Component("x", "a:B", "", api_version=99)]), "plugin API 99"),
         (plugin_with(provide_schedulers=lambda: 1 / 0), "ZeroDivisionError"),
         (plugin_with(step_finished=lambda stats, more: None), "more"),
+        (plugin_with(request_finished=lambda: None), "exactly one argument"),
+        (SystemExit("wrong platform"), "wrong platform"),
+        (plugin_with(provide_config_packages=lambda: ["core.no_configs"]), "'core.no_configs'"),
+        (plugin_with(provide_config_packages=lambda: ["nowhere.configs"]), "nowhere"),
     ],
 )
 def test_a_bad_plugin_is_isolated_with_its_reason(install, plugin, reason):
@@ -121,3 +125,28 @@ def test_hook_listing_imports_no_torch():
 
     code = "import sys; from core.plugins import load_plugins; load_plugins(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_enabling_a_plugin_whose_observers_cannot_run_is_refused(install):
+    install(
+        FakePoint("acme", plugin_with()), FakePoint("bad", ImportError("no flash")), FakePoint("off", plugin_with())
+    )
+    plugins = load_plugins(["off"])
+    plugins.check_enabled(["acme", "core.metrics"])
+    for name, reason in (("acmee", "did you mean acme"), ("bad", "no flash"), ("off", "disabled")):
+        with pytest.raises(PluginError, match=reason):
+            plugins.check_enabled(["acme", name])
+
+
+def test_an_observer_that_wraps_is_refused_alone(install):
+    module = types.ModuleType("acme")
+
+    @hookimpl(wrapper=True)
+    def step_finished(stats):
+        return (yield)
+
+    module.step_finished = step_finished
+    install(FakePoint("bad", module), FakePoint("good", plugin_with()))
+    status = {record.name: record for record in load_plugins().records}
+    assert status["good"].status == "loaded"
+    assert (status["bad"].status, "cannot be a wrapper" in status["bad"].reason) == ("failed", True)

@@ -1,0 +1,1 @@
+"""A lottery scheduler for Nonet, as a package of its own."""

@@ -1,0 +1,1 @@
+"""YAML that joins Nonet's configs: one folder per config group, and presets."""

@@ -1,0 +1,284 @@
+"""A stranger's wheel beside ours in a fresh environment: found, configured, run, tested, broken, renamed and removed.
+
+Third-party dependencies are seen through a .pth line that names the site-packages of this environment. Such a line is a
+plain path: .pth files inside that folder are not read, so an editable Nonet there stays out of sight.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from core.testing.tiny_models import make_tiny_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = ROOT / "examples/plugin_template"
+SECONDS = 120
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+NOT_SOURCE = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist", ".*_cache")
+HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "NONET_PLUGINS_DISABLE", "NONET_LOTTERY_LOG")
+ENVIRON = {**{key: value for key, value in os.environ.items() if key not in HIDDEN}, "OMP_NUM_THREADS": "1"}
+
+
+def succeed(command: Sequence[str | Path], cwd: Path, seconds: float = SECONDS) -> str:
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=seconds
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def build_wheel(source: Path, target: Path) -> Path:
+    """`source` must be a copy: setuptools leaves files in it."""
+    target.mkdir(parents=True)
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", target)
+    succeed([*PIP, "wheel", *options, source], cwd=target)
+    (wheel,) = target.glob("*.whl")
+    return wheel
+
+
+@dataclass(frozen=True)
+class Site:
+    """A fresh virtual environment, and an empty folder to work in."""
+
+    venv: Path
+    work: Path
+
+    @property
+    def python(self) -> Path:
+        return self.venv / "bin/python"
+
+    def install(self, *wheels: Path) -> None:
+        succeed([*PIP, "--python", self.python, "install", "-q", "--no-deps", "--no-index", *wheels], cwd=self.work)
+
+    def uninstall(self, name: str) -> None:
+        succeed([*PIP, "--python", self.python, "uninstall", "-q", "--yes", name], cwd=self.work)
+
+    @contextmanager
+    def installed(self, wheel: Path, name: str) -> Iterator[None]:
+        self.install(wheel)
+        try:
+            yield
+        finally:
+            self.uninstall(name)
+
+    def nonet(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.venv / "bin/nonet"), *arguments]
+        environ = {**ENVIRON, **environ}
+        return subprocess.run(command, cwd=self.work, env=environ, capture_output=True, text=True, timeout=SECONDS)
+
+    def said(self, *arguments: str, **environ: str) -> str:
+        done = self.nonet(*arguments, **environ)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def refused(self, *arguments: str) -> str:
+        """The one line on stderr."""
+        done = self.nonet(*arguments)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+        return done.stderr
+
+    def plugins(self) -> dict[str, dict[str, object]]:
+        return {row["plugin"]: row for row in json.loads(self.said("plugins", "--json"))}
+
+
+@pytest.fixture(scope="module")
+def tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("wheels")
+
+
+@pytest.fixture(scope="module")
+def nonet_wheel(tmp: Path) -> Path:
+    """Built from a copy that has the tests too, so that their absence from the wheel is the wheel's own doing."""
+    source = tmp / "nonet"
+    source.mkdir()
+    for name in ("core", "plugins", "configs", "tests", "examples"):
+        shutil.copytree(ROOT / name, source / name, ignore=NOT_SOURCE)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    return build_wheel(source, tmp / "nonet-wheel")
+
+
+@pytest.fixture(scope="module")
+def template(tmp: Path) -> Path:
+    return Path(shutil.copytree(TEMPLATE, tmp / "plugin_template", ignore=NOT_SOURCE))
+
+
+@pytest.fixture(scope="module")
+def lottery_wheel(tmp: Path, template: Path) -> Path:
+    return build_wheel(template, tmp / "lottery-wheel")
+
+
+@pytest.fixture(scope="module")
+def site(tmp: Path, nonet_wheel: Path, lottery_wheel: Path) -> Site:
+    site = Site(tmp / "venv", tmp / "work")
+    site.work.mkdir()
+    succeed([sys.executable, "-m", "venv", "--without-pip", site.venv], cwd=tmp)
+    (packages,) = site.venv.glob("lib/python*/site-packages")
+    parents = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+    (packages / "dependencies.pth").write_text("".join(f"{path}\n" for path in parents), encoding="utf-8")
+    site.install(nonet_wheel, lottery_wheel)
+    return site
+
+
+@pytest.fixture(scope="module")
+def model(tmp: Path) -> Path:
+    return make_tiny_model(tmp / "tiny")
+
+
+def test_our_wheel_holds_configs_and_the_typing_marker_and_no_tests(nonet_wheel):
+    names = zipfile.ZipFile(nonet_wheel).namelist()
+    ours = [str(path.relative_to(ROOT)) for path in ROOT.glob("configs/**/*.yaml")]
+    assert ours and set(ours) <= set(names)
+    assert "core/py.typed" in names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"core", "plugins", "configs"}
+    modules = [str(p.relative_to(ROOT)) for top in ("core", "plugins") for p in (ROOT / top).rglob("*.py")]
+    assert set(modules) <= set(names), "a folder without __init__.py stays out of the wheel"
+
+
+def test_their_wheel_holds_their_configs_and_nothing_of_ours(lottery_wheel):
+    names = zipfile.ZipFile(lottery_wheel).namelist()
+    assert {"nonet_lottery/configs/scheduler/lottery.yaml", "nonet_lottery/configs/preset/lottery.yaml"} <= set(names)
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"nonet_lottery"}
+
+
+def test_both_are_imported_from_the_fresh_environment(site):
+    code = "import configs, core, nonet_lottery, plugins; print(*(m.__file__ for m in (configs, core, nonet_lottery, plugins)))"
+    for path in succeed([site.python, "-c", code], cwd=site.work).split():
+        assert Path(path).is_relative_to(site.venv)
+
+
+def test_plugins_lists_it_with_wheel_and_version(site):
+    row = site.plugins()["lottery"]
+    assert (row["distribution"], row["version"], row["status"], row["builtin"]) == (
+        "nonet-lottery", "0.1.0", "loaded", False,
+    )  # fmt: skip
+    assert row["components"][0]["target"] == "nonet_lottery.lottery:Lottery"
+    assert row["hooks"] == ["provide_config_packages", "provide_schedulers", "request_finished"]
+
+
+def test_explain_names_wheel_and_the_file_of_each_value(site):
+    lines = site.said("explain", "+preset=lottery", "scheduler.seed=3").splitlines()
+    (head,) = [line for line in lines if line.startswith("4 scheduler")]
+    assert "lottery" in head and "nonet_lottery.lottery:Lottery" in head and head.endswith("nonet-lottery 0.1.0")
+    rows = {
+        row["stage"]: row for row in json.loads(site.said("explain", "--json", "+preset=lottery", "scheduler.seed=3"))
+    }
+    assert rows["scheduler"]["settings"] == {
+        "tickets": {"value": 10, "origin": "nonet_lottery.configs:scheduler/lottery.yaml"},
+        "tenant_tickets": {"value": {"gold": 30}, "origin": "nonet_lottery.configs:preset/lottery.yaml"},
+        "seed": {"value": 3, "origin": "override"},
+        "priority_factor": {"value": 2.0, "origin": "default of nonet_lottery.lottery:Lottery.Settings"},
+        "max_num_scheduled_tokens": {"value": 2048, "origin": "default of nonet_lottery.lottery:Lottery.Settings"},
+        "max_num_running_reqs": {"value": 64, "origin": "default of nonet_lottery.lottery:Lottery.Settings"},
+    }
+    assert rows["sampler"]["wheel"] == "nonet"
+
+
+def test_a_request_runs_through_it_and_the_observer_waits_to_be_enabled(site, model):
+    request = ("prompt=hello, world", "max_tokens=4", "temperature=0", f"model.source={model}")
+    log = site.work / "requests.jsonl"
+    ours = site.said("generate", *request)
+    theirs = site.said("generate", "+preset=lottery", *request, NONET_LOTTERY_LOG=str(log))
+    assert theirs == ours and len(ours) > 1
+    assert not log.exists(), "an observer ran that nobody has enabled"
+    enabled = ("plugins.enable=[lottery]", "process.separate=true")
+    assert site.said("generate", "+preset=lottery", *request, *enabled, NONET_LOTTERY_LOG=str(log)) == ours
+    (row,) = map(json.loads, log.read_text("utf-8").splitlines())
+    assert (row["finish_reasons"], row["completion_tokens"]) == (["length"], 4)
+    assert 0 < row["ttft_s"] <= row["e2e_s"]
+
+
+def run_tests(site: Site, tests: Path, *options: str) -> str:
+    """Run a copy of `tests` without the sources beside it, so that the installed package is what is tested."""
+    copy = site.work / f"tests-of-{tests.parent.name}"
+    shutil.copytree(tests, copy / "tests", ignore=NOT_SOURCE)
+    shutil.copy(tests.parent / "pyproject.toml", copy)
+    command = [site.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, copy]
+    return succeed(command, cwd=site.work, seconds=600)
+
+
+def test_its_own_tests_pass_there(site, template):
+    assert " passed" in run_tests(site, template / "tests")
+
+
+def test_a_typo_is_answered_with_near_matches(site):
+    assert "unknown config key 'scheduler.tikets'; did you mean tickets" in site.refused(
+        "explain", "+preset=lottery", "scheduler.tikets=1"
+    )
+    assert "did you mean lottery?" in site.refused("explain", "scheduler=lotery")
+    assert "did you mean lottery?" in site.refused("explain", "+preset=lotery")
+    assert "did you mean lottery?" in site.refused("explain", "plugins.enable=[lotery]")
+    assert "scheduler.tickets" in site.refused("explain", "scheduler=lottery", "scheduler.tickets=0")
+
+
+def test_without_the_wheel_the_choice_is_gone(site, lottery_wheel):
+    site.uninstall("nonet-lottery")
+    try:
+        assert "lottery" not in site.plugins()
+        assert "no scheduler is called 'lottery'; choose one of: " in site.refused("explain", "scheduler=lottery")
+        assert "no preset is called 'lottery'" in site.refused("explain", "+preset=lottery")
+    finally:
+        site.install(lottery_wheel)
+
+
+BROKEN = {
+    "pyproject.toml": """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "nonet-broken"
+version = "3.2"
+[project.entry-points."nonet.plugins"]
+broken = "nonet_broken"
+[tool.setuptools]
+py-modules = ["nonet_broken"]
+""",
+    "nonet_broken.py": 'raise ImportError("libfast.so.3: cannot open shared object file")\n',
+}
+
+
+def test_a_broken_stranger_is_named_and_left_out(site, tmp, model):
+    source = tmp / "broken"
+    source.mkdir()
+    for name, text in BROKEN.items():
+        (source / name).write_text(text, encoding="utf-8")
+    with site.installed(build_wheel(source, tmp / "broken-wheel"), "nonet-broken"):
+        row = site.plugins()["broken"]
+        assert (row["distribution"], row["version"], row["status"]) == ("nonet-broken", "3.2", "failed")
+        assert row["reason"] == "ImportError: libfast.so.3: cannot open shared object file"
+        assert "libfast.so.3" in site.said("plugins")
+        assert "plugins that failed to load: broken (nonet-broken 3.2)" in site.refused("explain", "sampler=fastest")
+        assert "not loaded: ImportError" in site.refused("explain", "plugins.enable=[broken]")
+        assert site.said("generate", "+preset=lottery", "prompt=x", "max_tokens=2", f"model.source={model}")
+
+
+def test_renamed_as_the_readme_says_it_is_another_plugin(site, tmp):
+    readme = (TEMPLATE / "README.md").read_text("utf-8")
+    assert "python rename.py acme-turns" in readme
+    source = Path(shutil.copytree(TEMPLATE, tmp / "acme-turns", ignore=NOT_SOURCE))
+    succeed([sys.executable, "rename.py", "acme-turns"], cwd=source)
+    (source / "rename.py").unlink()
+    left = [path for path in source.rglob("*") if "lottery" in path.name.lower()]
+    left += [p for p in source.rglob("*") if p.is_file() and "lottery" in p.read_text("utf-8").lower()]
+    assert not left
+    with site.installed(build_wheel(source, tmp / "turns-wheel"), "acme-turns"):
+        plugins = site.plugins()
+        assert (plugins["turns"]["distribution"], plugins["turns"]["status"]) == ("acme-turns", "loaded")
+        assert plugins["lottery"]["status"] == "loaded"
+        assert "acme_turns.turns:Turns" in site.said("explain", "+preset=turns", "plugins.disable=[lottery]")
+        assert "3 passed" in run_tests(site, source / "tests", "-k", "my_")
