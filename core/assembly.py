@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +18,7 @@ from core.errors import ConfigError, NonetError, PluginError, RequestError
 from core.hookspecs import GROUPS
 from core.pipeline import EnginePipeline, FrontPipeline, Part, PipelineDescription
 from core.plugins import Plugins, Provided, import_target, load_plugins
+from core.progress import Progress, no_progress
 from core.settings import MODEL_KEYS, Settings, validated
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from core.client import EngineLoop
     from core.model.interface import Executor
     from core.model.spec import ModelSpec
+    from core.model.tokenizer import Tokenizer
     from core.request import SamplingParams
     from core.stages.admission import Admission
     from core.stages.completion import Completion
@@ -34,12 +36,6 @@ if TYPE_CHECKING:
     from core.stages.prefill import Prefill
     from core.stages.renderer import Renderer
     from core.stages.scheduler import Scheduler
-
-Progress = Callable[[str, int, int], None]  # (what, done, total); total 0 while unknown
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    pass
 
 
 def describe(settings: Settings, plugins: Plugins) -> PipelineDescription:
@@ -77,14 +73,19 @@ def build(part: Part, context: object) -> Any:
         raise PluginError(f"{where} could not be built: {type(error).__name__}: {error}") from error
 
 
-def read_model(settings: Settings, progress: Progress = no_progress) -> ModelSpec:
-    """Find the model's files (downloading where the source says so) and read its description; no weights."""
+def read_model(
+    settings: Settings, progress: Progress = no_progress, known_model_types: Container[str] | None = None
+) -> ModelSpec:
+    """Find the model's files (downloading where the source says so) and read its description; no weights, no torch.
+
+    `known_model_types`: see `core.model.describe.read_spec`.
+    """
     from core.model.describe import read_spec
     from core.model.sources import default_cache_dir, resolve
 
     cache_dir = Path(settings.model.cache_dir) if settings.model.cache_dir else default_cache_dir()
     files = resolve(settings.model.source, cache_dir=cache_dir, progress=progress)
-    return read_spec(files, max_model_len=settings.model.max_model_len)
+    return read_spec(files, max_model_len=settings.model.max_model_len, known_model_types=known_model_types)
 
 
 def build_front(
@@ -93,14 +94,15 @@ def build_front(
     plugins: Plugins,
     spec: ModelSpec,
     num_kv_slots: Callable[[], int],
+    tokenizer: Tokenizer | None = None,
 ) -> FrontPipeline:
-    """Stages 2, 3 and 8."""
+    """Stages 2, 3 and 8. The tokenizer is loaded here where it is not given."""
     from core.model.tokenizer import load_tokenizer
     from core.stages.admission import AdmissionContext
     from core.stages.detokenizer import DetokenizerContext
     from core.stages.renderer import RendererContext
 
-    tokenizer = load_tokenizer(spec.files)
+    tokenizer = tokenizer or load_tokenizer(spec.files)
     renderer: Renderer = build(description.part("renderer"), RendererContext(spec, tokenizer))
     admission: Admission = build(description.part("admission"), AdmissionContext(spec, time.monotonic, num_kv_slots))
     detokenizer: Detokenizer = build(description.part("detokenizer"), DetokenizerContext(tokenizer))
@@ -248,12 +250,15 @@ def build_engine_from_json(settings_json: str, progress: Progress = no_progress)
     return make_engine(settings, plugins, progress)
 
 
-def make_engine(settings: Settings, plugins: Plugins, progress: Progress = no_progress) -> EngineLoop:
+def make_engine(
+    settings: Settings, plugins: Plugins, progress: Progress = no_progress, spec: ModelSpec | None = None
+) -> EngineLoop:
+    """The engine, its model loaded. The model is found and described here where `spec` is not given."""
     from core.engine import Engine
     from core.wire import EngineInfo
 
     description = describe(settings, plugins)
-    spec = read_model(settings, progress)
+    spec = spec or read_model(settings, progress)
     pipeline = build_engine(description, settings, spec, progress)
     info = EngineInfo(
         num_kv_blocks=pipeline.cache.num_blocks,

@@ -18,9 +18,10 @@ from core.child import EngineChild
 from core.errors import EngineDeadError, NonetError, RequestError
 from core.inline_client import InlineClient
 from core.outputs import StepOutput, TokenDelta
+from core.progress import Progress
 from core.request import EngineRequest, FinishReason
 from core.step_loop import EngineLoop
-from core.thread_client import TURN_S, EngineHealth, EngineStatus, Progress, ThreadClient
+from core.thread_client import TURN_S, EngineHealth, EngineStatus, ThreadClient
 from core.wire import (
     Add,
     AnyMessage,

@@ -95,7 +95,8 @@ def compose(overrides: Sequence[str], plugins: Plugins) -> ComposedConfig:
     """
     folders = [_config_dir(text) for text in overrides if text.startswith(CONFIG_DIR)]
     with _hydra(plugins, folders):
-        checked = [_checked(override) for override in _parsed([o for o in overrides if not o.startswith(CONFIG_DIR)])]
+        parsed = _parsed([text for text in overrides if not text.startswith(CONFIG_DIR)])
+        checked = [_checked(override, plugins) for override in parsed]
         try:
             config = hydra_compose(ROOT, overrides=checked)
             values = OmegaConf.to_container(config, resolve=False)
@@ -138,7 +139,7 @@ def _with_quoted_source(text: str) -> str:
     return re.sub(r"^(\+{0,2}model\.source)=([^'\"\\]+)$", r"\1='\2'", text)
 
 
-def _checked(override: Override) -> str:
+def _checked(override: Override, plugins: Plugins) -> str:
     """The override as Hydra wants it: known roots and options only, and `group.key=…` allowed though no YAML lists the key."""
     key, line = override.key_or_group, override.input_line or ""
     root, dot, _ = key.partition(".")
@@ -148,15 +149,16 @@ def _checked(override: Override) -> str:
     if dot:
         return line if override.is_delete() or line.startswith("+") else f"++{line}"
     if root in (*GROUPS, *FREE_GROUPS):
-        return _checked_option(override, root, line)
+        return _checked_option(override, root, line, plugins)
     raise ConfigError(f"{key} is a section; set one key of it, as in {key}.<key>=<value>")
 
 
-def _checked_option(override: Override, group: str, line: str) -> str:
+def _checked_option(override: Override, group: str, line: str, plugins: Plugins) -> str:
     choice = override.value()
     for name in [choice] if isinstance(choice, str) else choice if isinstance(choice, list) else []:
         if name not in options(group):
-            raise ConfigError(f"no {group} is called {name!r}{near_matches(str(name), options(group))}")
+            hint = near_matches(str(name), options(group)) + plugins.failures()
+            raise ConfigError(f"no {group} is called {name!r}{hint}")
     if group in FREE_GROUPS and not line.startswith("+"):
         return f"+{line}"
     return line[1:] if group in GROUPS and line.startswith("+") else line

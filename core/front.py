@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +20,7 @@ from core.client import EngineClient, EngineStatus
 from core.errors import EngineDeadError, GenerationError, NonetError, RequestError
 from core.outputs import RequestOutput, RequestRecord, StepOutput, StepStats, TokenDelta
 from core.pipeline import FrontPipeline
+from core.progress import Progress
 from core.request import FinishReason, SamplingParams
 from core.stages.detokenizer import TextDelta
 from core.stages.frontend import Deltas, GenerateRequest, Health, Load
@@ -60,9 +61,12 @@ class Front:
     def renderer(self) -> Renderer:
         return self._pipeline.renderer
 
-    async def start(self, progress: Callable[[str, int, int], None]) -> None:
-        """Start the engine and wait until it is ready. Raises its start-up error."""
-        await self._client.start(progress)
+    async def start(self, progress: Progress, starting: Awaitable[None] | None = None) -> None:
+        """Start the engine and wait until it is ready. Raises its start-up error.
+
+        `starting` is the client's `start` where somebody has called it already.
+        """
+        await (starting or self._client.start(progress))
         info = self._client.info
         self._stats = StepStats(kv_blocks_free=info.num_kv_blocks, kv_blocks_total=info.num_kv_blocks)
         self._observe_step()

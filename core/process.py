@@ -28,6 +28,7 @@ import msgspec
 import zmq
 
 from core.errors import ConfigError, NonetError, PluginError
+from core.progress import Progress
 from core.step_loop import EngineLoop, StepLoop
 from core.wire import (
     MAX_FRAME_BYTES,
@@ -57,7 +58,7 @@ MAX_MESSAGES_PER_TURN = 256
 LINGER_MS = 1000
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-EngineFactory = Callable[[str, Callable[[str, int, int], None]], EngineLoop]
+EngineFactory = Callable[[str, Progress], EngineLoop]
 
 
 class _Terminated(BaseException):

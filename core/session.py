@@ -7,29 +7,24 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from core.assembly import (
-    Progress,
-    build_front,
-    build_frontend,
-    describe,
-    make_engine,
-    no_progress,
-    read_model,
-)
+from core.assembly import build_front, build_frontend, describe, make_engine, read_model
 from core.compose import ComposedConfig, compose
-from core.pipeline import PipelineDescription
-from core.plugins import Plugins, load_plugins
+from core.pipeline import FrontPipeline, Part, PipelineDescription
+from core.plugins import Plugins, import_target, load_plugins
+from core.progress import Progress, no_progress
 from core.settings import PluginSettings, Settings, validated
 
 if TYPE_CHECKING:
     from core.client import EngineClient
     from core.front import Front
     from core.model.spec import ModelSpec
+    from core.model.tokenizer import Tokenizer
     from core.outputs import StepStats
     from core.stages.frontend import Frontend
 
@@ -57,19 +52,20 @@ def open_session(overrides: Sequence[str], frontend: Mapping[str, Any] = Mapping
         config = compose(overrides, plugins)
     values = {**config.values, "frontend": {**config.values.get("frontend", {}), **frontend}}
     settings = Settings.from_config(values)
+    plugins.check_enabled(settings.plugins.enable)
     return Session(config, settings, plugins, describe(settings, plugins))
 
 
-def make_client(session: Session, progress: Progress = no_progress) -> EngineClient:
-    """The engine in a process of its own, or in a thread of this one."""
+def make_client(session: Session, spec: ModelSpec, progress: Progress = no_progress) -> EngineClient:
+    """The engine in a process of its own, or in a thread of this one, for the model that `spec` describes."""
     from core.client import InlineClient, ProcessClient
 
     process = session.settings.process
     if process.separate:
-        settings_json = session.settings.to_json()
+        settings_json = session.settings.located(spec.files.path).to_json()
         return ProcessClient(settings_json, plugins=session.plugins.fingerprint(), settings=process)
     return InlineClient(
-        partial(make_engine, session.settings, session.plugins, progress), probe_timeout=process.probe_timeout
+        partial(make_engine, session.settings, session.plugins, progress, spec), probe_timeout=process.probe_timeout
     )
 
 
@@ -77,34 +73,72 @@ async def start_front(
     session: Session,
     progress: Progress = no_progress,
     step_observers: Sequence[Callable[[StepStats], None]] = (),
+    imports: Sequence[Part] = (),
 ) -> Front:
-    """Both halves, running. Close the front to end them. `step_observers` join those of the plugins."""
-    from core.front import Front
+    """Both halves, running. Close the front to end them. `step_observers` join those of the plugins.
 
-    spec = read_model(session.settings, progress)
-    client = make_client(session, progress)
-    pipeline = build_front(
-        session.description,
-        session.settings,
-        session.plugins,
-        spec,
-        lambda: client.info.num_kv_blocks * client.info.block_size,
-    )
-    pipeline = replace(pipeline, step_observers=(*pipeline.step_observers, *step_observers))
-    front = Front(pipeline, client, time.monotonic)
+    The model is fetched here. Then an engine process loads its weights while this one loads the tokenizer and the code
+    of `imports`. When either half fails, the other is ended.
+    """
     try:
-        await front.start(progress)
-    except BaseException:
-        await front.close()
-        raise
+        return await _started_front(session, progress, step_observers, imports)
+    finally:
+        progress("start", 1, 1)  # ends what is shown, also where it will never be complete
+
+
+async def _started_front(
+    session: Session,
+    progress: Progress,
+    step_observers: Sequence[Callable[[StepStats], None]],
+    imports: Sequence[Part],
+) -> Front:
+    from core.front import Front
+    from core.model.describe import ANY_MODEL_TYPE
+
+    separate = session.settings.process.separate
+    spec = read_model(session.settings, progress, ANY_MODEL_TYPE if separate else None)
+    client = make_client(session, spec, progress)
+    async with AsyncExitStack() as on_failure:
+        on_failure.push_async_callback(client.close)
+        starting = asyncio.create_task(client.start(progress)) if separate else None
+        if starting is not None:
+            on_failure.push_async_callback(_cancel, starting)
+        # in a thread, so that the progress of the engine process is shown meanwhile
+        tokenizer = await asyncio.to_thread(_load, spec, imports)
+        pipeline = _front_pipeline(session, spec, client, tokenizer)
+        pipeline = replace(pipeline, step_observers=(*pipeline.step_observers, *step_observers))
+        front = Front(pipeline, client, time.monotonic)
+        on_failure.push_async_callback(front.close)
+        await front.start(progress, starting)
+        on_failure.pop_all()
     return front
+
+
+def _load(spec: ModelSpec, imports: Sequence[Part]) -> Tokenizer:
+    from core.model.tokenizer import load_tokenizer
+
+    for part in imports:
+        import_target(part.provided, part.provided.component.target)
+    return load_tokenizer(spec.files)
+
+
+def _front_pipeline(session: Session, spec: ModelSpec, client: EngineClient, tokenizer: Tokenizer) -> FrontPipeline:
+    def num_kv_slots() -> int:
+        return client.info.num_kv_blocks * client.info.block_size
+
+    return build_front(session.description, session.settings, session.plugins, spec, num_kv_slots, tokenizer)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def run_frontend(session: Session, progress: Progress = no_progress) -> None:
     """Start everything and let the configured frontend run until it is done."""
     from core.stages.frontend import FrontendContext
 
-    front = await start_front(session, progress)
+    front = await start_front(session, progress, imports=[session.description.part("frontend")])
     try:
         context = FrontendContext(
             front=front,

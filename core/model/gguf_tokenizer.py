@@ -205,10 +205,11 @@ def _vocabulary(fields: MetadataFields) -> _Vocabulary:
 
 
 def _unusable(vocabulary: _Vocabulary) -> frozenset[int]:
+    unused, ids = int(TokenType.UNUSED), vocabulary.ids
     return frozenset(
         token_id
-        for token_id, text in enumerate(vocabulary.tokens)
-        if not text or vocabulary.types[token_id] == TokenType.UNUSED or vocabulary.ids[text] != token_id
+        for token_id, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if not text or kind == unused or ids[text] != token_id
     )
 
 

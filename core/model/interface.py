@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from core.model.spec import ModelSpec
+    from core.progress import Progress
     from core.stages.sampler import Sampler
 
 

@@ -64,6 +64,7 @@ class WeightLoader:
 
     def finish(self, tied_embeddings: bool) -> None:
         """Raises ModelFileError when the file holds weights that no layer read: the config would not describe it."""
+        self._context.progress("weights", self._total, self._total)
         unread = {name for name in self._unread if not name.endswith(_NOT_WEIGHTS)}
         if tied_embeddings:
             unread.discard("lm_head.weight")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,7 +52,12 @@ class ModelRunner:
             raise _does_not_fit(num_blocks, needed, free) from error
 
     def _kv_tensor(self, spec: AttentionSpec, num_blocks: int) -> Tensor:
-        return torch.zeros(self.attention.kv_shape(spec, num_blocks), dtype=self.dtype, device=self.device)
+        shape = self.attention.kv_shape(spec, num_blocks)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        # numpy's zeros are pages that the system clears at first use: a pool costs what is used of it, and no time now.
+        zeros = np.zeros(math.prod(shape) * self.dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(zeros).view(self.dtype).view(shape)
 
     @torch.inference_mode()
     def forward(self, batch: ModelBatch) -> Tensor:

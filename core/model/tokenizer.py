@@ -51,8 +51,10 @@ class Tokenizer:
         self.special = special or SpecialTokens()
         self.chat_template = chat_template
         self._text = compile_decoder(_decoder_json(backend), source)
-        known = backend.get_vocab(with_added_tokens=True).values()
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        known = vocabulary.values()
         self.vocab_size = max(known, default=-1) + 1
+        self.max_token_length = max(map(len, vocabulary), default=0)  # characters; no token stands for more
         self.special_token_ids = self.special.special_ids | _added_special_ids(backend)
         self.unusable_token_ids = self.special.unusable_ids | (frozenset(range(self.vocab_size)) - frozenset(known))
         # Two threads may fill one entry at once; both write the same bytes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from contextlib import aclosing
 
@@ -11,6 +12,7 @@ import pytest
 from core.client import InlineClient
 from core.errors import EngineDeadError, GenerationError, OverloadedError, RequestError
 from core.front import Front
+from core.metrics import Metrics
 from core.outputs import RequestRecord
 from core.pipeline import FrontPipeline
 from core.request import FinishReason, Request, SamplingParams
@@ -31,14 +33,14 @@ from plugins.schedulers.fcfs import Fcfs
 class Harness:
     """A front, its engine, and what the observers saw."""
 
-    def __init__(self, fault=None, num_blocks=64, **admission):
+    def __init__(self, fault=None, num_blocks=64, clock=time.monotonic, observers=(), **admission):
         self.executor = FakeExecutor(fault=fault)
         self.context = scheduler_context(paged_cache(num_blocks))
         self.records: list[RequestRecord] = []
         self.tokenizer = byte_level_bpe()
         self.client = InlineClient(self._engine)
         spec = fake_spec()
-        context = AdmissionContext(spec, time.monotonic, lambda: num_blocks * 16)
+        context = AdmissionContext(spec, clock, lambda: num_blocks * 16)
         self.front = Front(
             FrontPipeline(
                 model=spec,
@@ -46,10 +48,11 @@ class Harness:
                 admission=LoadAware(LoadAware.Settings(**admission), context),
                 detokenizer=Incremental(Incremental.Settings(), DetokenizerContext(self.tokenizer)),
                 check_fields=lambda params: None,
-                request_observers=(self.records.append,),
+                request_observers=(self.records.append, *(observer.request_finished for observer in observers)),
+                step_observers=tuple(observer.step_finished for observer in observers),
             ),
             self.client,
-            time.monotonic,
+            clock,
         )
 
     def _engine(self):
@@ -274,6 +277,27 @@ async def test_an_observer_that_raises_fails_nothing():
 
         object.__setattr__(h.front._pipeline, "request_observers", (broken,))
         assert ids(await collect(h.front, request())) == oracle()
+
+
+async def test_p4_a_clock_that_steps_back_fails_no_request_and_no_metric(caplog):
+    numbers, metrics = random.Random(4), Metrics()
+
+    def clock():
+        return numbers.uniform(-1000.0, 1000.0)
+
+    async with Harness(clock=clock, observers=(metrics,), num_blocks=8) as h:
+        calls = [request(f"r{i}", prompt=range(20), max_tokens=30) for i in range(8)]  # preempted, and prefix hits
+        for answer in await asyncio.gather(*(collect(h.front, call) for call in calls)):
+            assert ids(answer) == oracle(range(20), 30)
+        (before_first_token,) = await h.front.enter([request("early", max_tokens=90)])
+        h.front.leave(before_first_token)
+        late = h.front.generate(request("late", max_tokens=90))
+        await anext(late)
+        await late.aclose()
+        await h.assert_whole()
+    assert len(h.records) == 10
+    assert not [record for record in caplog.records if record.name == "nonet.front"]
+    assert b"nonet_request_latency_seconds_count 10.0" in metrics.exposition()
 
 
 async def test_chat_and_text_prompts_are_rendered_off_the_loop():

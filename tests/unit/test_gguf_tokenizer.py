@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from core.errors import ModelFileError
+from core.model import gguf_tokenizer
 from core.model.gguf import GGUFFile
+from core.model.gguf_fields import MetadataFields
 from core.model.gguf_tokenizer import GGUFTokenizer, build_tokenizer
 from core.model.spec import ModelFiles
 
@@ -253,3 +256,18 @@ def test_piece_of_hostile_length_is_refused() -> None:
 def test_missing_tokenizer_is_named() -> None:
     with pytest.raises(ModelFileError, match=r"tokenizer\.ggml\.model: is missing"):
         build_tokenizer({})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scored_merges_equal_their_definition(seed: int) -> None:
+    """Every split of every token into two, by falling score; equal scores by the length of the left part, then by text."""
+    source = random.Random(seed)
+    pieces = sorted({"".join(source.choices("ab\u2581", k=source.randint(1, 5))) for _ in range(60)} | {"a", "b"})
+    tokens = (*pieces, "<s>")
+    types = (*(1 for _ in pieces), 3)
+    scores = tuple(float(source.randint(-4, 0)) for _ in tokens)  # many ties
+    vocabulary = gguf_tokenizer._Vocabulary(tokens, types, {text: i for i, text in enumerate(tokens)})
+    splits = [(left, right) for left in pieces for right in pieces if left + right in pieces]
+    wanted = sorted(splits, key=lambda pair: (-scores[tokens.index("".join(pair))], len(pair[0]), pair))
+    assert len(wanted) > 20
+    assert gguf_tokenizer._scored_merges(MetadataFields({}), vocabulary, scores) == wanted

@@ -199,3 +199,25 @@ def test_broken_gguf_names_file_and_field(tmp_path: Path) -> None:
 def test_unknown_kind(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="'onnx' is unknown"):
         read_spec(replace(write(tmp_path), kind="onnx"))
+
+
+def test_a_process_that_builds_no_model_leaves_the_check_of_the_type_to_the_one_that_does(tmp_path: Path) -> None:
+    folder = write(tmp_path, config={**CONFIG, "auto_map": {"AutoConfig": "evil.Config"}, "model_type": "evil"})
+    code = (
+        "import sys; from core.model.describe import ANY_MODEL_TYPE, read_spec; from core.model.spec import ModelFiles\n"
+        "from pathlib import Path\n"
+        f"path = Path({str(tmp_path)!r})\n"
+        "print(read_spec(ModelFiles('hf', path, str(path)), known_model_types=ANY_MODEL_TYPE).model_type)\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=DATA.parents[2])
+    assert done.stdout.split() == ["evil", "False", "False"]
+    with pytest.raises(ModelFileError, match="needs the code"):
+        read_spec(folder)
+
+
+@pytest.mark.parametrize("source", ["hf:org/Tiny-1B", "hf:org/Tiny-1B@main", "hf:Tiny-1B"])
+def test_a_snapshot_of_the_hub_is_called_by_its_repository(tmp_path: Path, source: str) -> None:
+    files = write(tmp_path)
+    assert read_spec(ModelFiles("hf", files.path, source)).name == "Tiny-1B"
+    assert read_spec(files).name == tmp_path.name

@@ -9,7 +9,7 @@ from core.model.interface import AttentionContext, AttentionSpec
 from core.testing.attention import make_sequences, naive_attention, run_backend
 from core.testing.batches import Share, batch_of
 from plugins.attention.settings import TorchSdpaSettings
-from plugins.attention.torch_sdpa import TILE, TorchSdpa, Variant, padded_length
+from plugins.attention.torch_sdpa import TILE, Scratch, TorchSdpa, Variant, padded_length
 
 BLOCK = 16
 CONTEXT = AttentionContext(torch.device("cpu"), torch.float32, BLOCK)
@@ -45,6 +45,14 @@ def test_a_window_gathers_only_what_it_needs() -> None:
     (group,) = plans[Variant.of(LOCAL)].gathered
     assert group.key_slots.tolist() == [*range(980, 1000), 999, 999, 999, 999]
     assert plans[Variant.of(FULL)].gathered[0].mask.shape[-1] == 1024
+
+
+def test_layers_of_any_shape_share_the_scratch() -> None:
+    scratch = Scratch()
+    for num_slots, num_heads, dtype in ((9, 2, torch.float32), (40, 1, torch.float32), (5, 3, torch.bfloat16)):
+        cache = torch.randn(64, 2, num_heads, 8).to(dtype)
+        slots = torch.randint(0, 64, (num_slots,))
+        assert torch.equal(scratch.gather(cache, slots), cache.index_select(0, slots))
 
 
 def test_layers_of_one_kind_share_their_plan() -> None:
