@@ -76,7 +76,10 @@ class LoadAware:
 
 
 def max_tokens_of(request: GenerateRequest, num_prompt: int, context: AdmissionContext, default: int | None) -> int:
-    """How many tokens the request may generate. Raises RequestError with the field and the three numbers."""
+    """How many tokens the request may generate. Raises RequestError with the field and the three numbers.
+
+    Without a number from the client: what is left of the context and of the KV pool, at least one.
+    """
     context_len, slots = context.model.max_model_len, context.num_kv_slots()
     wanted, param = request.max_tokens, request.max_tokens_param
     if num_prompt >= context_len:
@@ -84,21 +87,21 @@ def max_tokens_of(request: GenerateRequest, num_prompt: int, context: AdmissionC
             f"the prompt has {num_prompt} tokens and the context holds {context_len}, at least one of them generated",
             "prompt",
         )
+    if slots and num_prompt >= slots:
+        raise _too_long(
+            f"the prompt has {num_prompt} tokens and the KV cache holds {slots}, at least one of them generated",
+            "prompt",
+        )
     if wanted is None:
-        wanted = min(default or context_len, context_len - num_prompt)
-        return min(wanted, slots - num_prompt) if slots > num_prompt else wanted
+        return min(default or context_len, min(context_len, slots or context_len) - num_prompt)
     if wanted < 1:
         raise RequestError(f"{param} must be at least 1, not {wanted}", param=param)
-    if num_prompt + wanted > context_len:
-        raise _too_long(
-            f"{param}={wanted} and a prompt of {num_prompt} tokens make {num_prompt + wanted}; the context holds {context_len}",
-            param,
-        )
-    if slots and num_prompt + wanted > slots:
-        raise _too_long(
-            f"{param}={wanted} and a prompt of {num_prompt} tokens make {num_prompt + wanted}; the KV cache holds {slots}",
-            param,
-        )
+    for what, limit in (("context", context_len), ("KV cache", slots)):
+        if limit and num_prompt + wanted > limit:
+            raise _too_long(
+                f"{param}={wanted} and a prompt of {num_prompt} tokens make {num_prompt + wanted}; the {what} holds {limit}",
+                param,
+            )
     return wanted
 
 

@@ -83,6 +83,7 @@ class Text:
 
     def _render_text(self, prompt: TextPrompt) -> RenderedPrompt:
         check_text(prompt.text, "prompt")
+        self._check_length(prompt.text, "prompt")
         ids = self._tokenizer.encode(prompt.text, prompt.add_special_tokens)
         if prompt.add_special_tokens:
             ids = self._with_one_bos(ids)
@@ -98,8 +99,20 @@ class Text:
             )
         text = self._apply(self._template, prompt)
         check_text(text, "messages")
+        self._check_length(text, "messages")
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return RenderedPrompt(_not_empty(self._with_one_bos(ids), "messages"), text)
+
+    def _check_length(self, text: str, param: str) -> None:
+        """Refuse what no tokenization can fit into the context: the tokenizer needs about 150 bytes per token."""
+        limit = self._model.max_model_len * self._tokenizer.max_token_length
+        if len(text) > limit:
+            raise RequestError(
+                f"{param}: {len(text)} characters cannot fit into the context of {self._model.max_model_len} tokens "
+                f"(at most {limit} characters)",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     def _apply(self, template: ChatTemplate, prompt: ChatPrompt) -> str:
         """continue_final_message takes the place of a generation prompt."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _MAX_BIAS = 100.0
 # Text before a word, so that a tokenizer which marks the start of a text with a space does not do it to the word.
 _ANCHOR = "\n"
+_MAX_HALVED = 32  # characters; a longer word is never written with two tokens
 
 
 def check_token_ids(ids: Iterable[object], vocab_size: int, param: str) -> None:
@@ -86,8 +87,9 @@ def _usable(allowed: Sequence[int] | None, model: ModelSpec, tokenizer: Tokenize
 
 
 def bad_word_token_ids(word: str, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each way a word is written within a text: with and without a space before it.
+    """Token ids of the ways a word is written within a text: with and without a space before it.
 
+    As the tokenizer writes it, and in any two tokens: barred from " described", a model says " describe" and then "d".
     Raises RequestError for a word without a visible character.
     """
     check_text(word, "bad_words")
@@ -100,9 +102,27 @@ def bad_word_token_ids(word: str, tokenizer: Tokenizer) -> tuple[tuple[int, ...]
             written = b"".join(tokenizer.token_bytes(token_id) for token_id in ids)
             if written.decode("utf-8", "replace") in (bare, " " + bare):
                 forms[tuple(ids)] = None
+        forms |= dict.fromkeys(_halved(text, tokenizer))
     if not forms:
         raise RequestError("bad_words: the vocabulary cannot write this word", param="bad_words", code="invalid_value")
     return tuple(forms)
+
+
+def _halved(text: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Every pair of tokens that writes `text`."""
+    if len(text) > _MAX_HALVED:
+        return []
+    cuts = range(1, len(text))
+    pairs = [(_one_token(text[:cut], tokenizer), _one_token(text[cut:], tokenizer)) for cut in cuts]
+    return [(left, right) for left, right in pairs if left is not None and right is not None]
+
+
+def _one_token(text: str, tokenizer: Tokenizer) -> int | None:
+    """The token that is exactly `text`, if there is one."""
+    for ids in (tokenizer.encode(text, add_special_tokens=False), _anchored(text, tokenizer)):
+        if len(ids) == 1 and tokenizer.token_bytes(ids[0]) == text.encode():
+            return ids[0]
+    return None
 
 
 def _is_visible(char: str) -> bool:

@@ -13,7 +13,8 @@ from typing import Protocol
 class NetworkFrontend(Protocol):
     """A frontend with an address. `url` is None until it listens."""
 
-    url: str | None
+    @property
+    def url(self) -> str | None: ...
 
     async def run(self) -> None: ...
 

@@ -217,6 +217,17 @@ async def test_wrong_requests_are_refused_before_anything_is_registered():
         assert h.records == []
 
 
+@pytest.mark.parametrize("max_tokens", [None, 1])
+@pytest.mark.parametrize("num_prompt", [128, 200])
+async def test_h1_a_prompt_past_the_kv_cache_is_refused_like_one_past_the_context(num_prompt, max_tokens):
+    async with Harness(num_blocks=8) as h:
+        with pytest.raises(RequestError, match="the KV cache holds 128") as caught:
+            await collect(h.front, request(prompt=[1] * num_prompt, max_tokens=max_tokens))
+        assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+        assert len(ids(await collect(h.front, request(prompt=[1] * 127, max_tokens=None)))) == 1
+        await h.assert_whole()
+
+
 async def test_past_the_queue_bound_the_answer_is_overloaded_and_the_rest_unharmed():
     async with Harness(max_in_flight=4) as h:
         calls = [h.front.generate(request(f"r{i}", max_tokens=300)) for i in range(4)]

@@ -11,7 +11,7 @@ from core.errors import ConfigError, EngineDeadError, GenerationError, Overloade
 from core.outputs import CompletionOutput
 from core.request import FinishReason, RepetitionDetection
 from core.stages.renderer import ChatPrompt, TextPrompt, TokenPrompt
-from core.testing.tokenizers import byte_level_bpe
+from core.testing.tokenizers import byte_level_bpe, sentencepiece_bpe
 from plugins.frontends.openai_http import strict_json
 from plugins.frontends.openai_http.answer import finish_reason, stop_reason
 from plugins.frontends.openai_http.auth import ApiKeys, tenant_of
@@ -493,8 +493,9 @@ def test_strict_json_equals_json_on_good_input():
 # --- answers --------------------------------------------------------------------------------------
 
 
-def test_e4_logprobs_of_byte_tokens():
-    tokenizer = byte_level_bpe()
+@pytest.mark.parametrize("make", [byte_level_bpe, sentencepiece_bpe])
+def test_e4_logprobs_of_byte_tokens(make):
+    tokenizer = make()
     ids = tokenizer.encode("🜚", False)
     assert len(ids) > 1
     rows = [TokenLogprobs(i, -math.inf, 1, [(j, -1.0) for j in ids]) for i in ids]

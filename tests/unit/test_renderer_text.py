@@ -76,6 +76,15 @@ def test_lone_surrogates_are_refused(prompt):
     assert refused(text(GEMMA), prompt).code == "invalid_unicode"
 
 
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, GEMMA, LLAMA])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(tokenizer):
+    limit = 4096 * tokenizer.max_token_length
+    fits = TextPrompt("engine " * 5000)
+    assert len(fits.text) <= limit and len(text(tokenizer).render(fits).token_ids) > 4096  # admission's to refuse
+    for prompt in (TextPrompt("a" * (limit + 1)), ChatPrompt([{"role": "user", "content": "a" * limit}])):
+        assert refused(text(tokenizer), prompt).code == "context_length_exceeded"
+
+
 @pytest.mark.parametrize("ending", ["OK!\n", "OK! ", "OK!\t", ""])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_n1_continue_final_message(ending, add_generation_prompt):
