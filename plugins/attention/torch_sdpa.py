@@ -8,6 +8,7 @@ attention needs no expanded keys.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,10 +70,32 @@ class Plan:
     fresh: tuple[slice, ...]  # rows of whole sequences: their keys are the batch's own, the mask is causal
 
 
+class Scratch:
+    """Where the layers of a step gather keys and values, one after the other.
+
+    Fresh memory for each would be unmapped in between, and touching its pages again costs the CPU several times the
+    copy. Other devices have an allocator that keeps memory.
+    """
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+
+    def gather(self, cache: Tensor, slots: Tensor) -> Tensor:
+        """Rows `slots` of `cache`; valid until the next call."""
+        if cache.device.type != "cpu":
+            return cache.index_select(0, slots)
+        shape = (slots.shape[0], *cache.shape[1:])
+        size = math.prod(shape)
+        if self._buffer is None or self._buffer.numel() < size or self._buffer.dtype != cache.dtype:
+            self._buffer = torch.empty(size, dtype=cache.dtype)
+        return torch.index_select(cache, 0, slots, out=self._buffer[:size].view(shape))
+
+
 @dataclass(frozen=True, slots=True)
 class Metadata:
     slots: Tensor  # [T] int64
     plans: dict[Variant, Plan]
+    scratch: Scratch
 
 
 class TorchSdpa:
@@ -93,7 +116,7 @@ class TorchSdpa:
         planner = _Planner(batch, self._context)
         variants = dict.fromkeys(Variant.of(spec) for spec in specs)
         slots = batch.slot_mapping.to(self._context.device, non_blocking=True)
-        return Metadata(slots, {variant: planner.plan(variant) for variant in variants})
+        return Metadata(slots, {variant: planner.plan(variant) for variant in variants}, Scratch())
 
     def forward(
         self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, metadata: Metadata
@@ -103,12 +126,12 @@ class TorchSdpa:
         cache[:, 1].index_copy_(0, metadata.slots, v)
         plan = metadata.plans[Variant.of(spec)]
         if len(plan.gathered) == 1 and not plan.fresh:
-            return _gathered(spec, q[plan.gathered[0].rows], cache, plan.gathered[0])
+            return _gathered(spec, q[plan.gathered[0].rows], cache, plan.gathered[0], metadata.scratch)
         if len(plan.fresh) == 1 and not plan.gathered:
             return _fresh(spec, q, k, v)
         out = torch.empty_like(q)
         for tiles in plan.gathered:
-            out[tiles.rows] = _gathered(spec, q[tiles.rows], cache, tiles)
+            out[tiles.rows] = _gathered(spec, q[tiles.rows], cache, tiles, metadata.scratch)
         for rows in plan.fresh:
             out[rows] = _fresh(spec, q[rows], k[rows], v[rows])
         return out
@@ -127,10 +150,10 @@ def _fresh(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-def _gathered(spec: AttentionSpec, q: Tensor, cache: Tensor, tiles: Gathered) -> Tensor:
+def _gathered(spec: AttentionSpec, q: Tensor, cache: Tensor, tiles: Gathered, scratch: Scratch) -> Tensor:
     """q [n * t, num_heads, head_dim], the same back."""
     n, kv_heads, head_dim = tiles.num_tiles, spec.num_kv_heads, spec.head_dim
-    kv = cache.index_select(0, tiles.key_slots).view(n, -1, 2, kv_heads, head_dim)
+    kv = scratch.gather(cache, tiles.key_slots).view(n, -1, 2, kv_heads, head_dim)
     k, v = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
     t, group = q.shape[0] // n, spec.num_heads // kv_heads
     folded = q.view(n, t, kv_heads, group, head_dim).transpose(1, 2).reshape(n, kv_heads, t * group, head_dim)
