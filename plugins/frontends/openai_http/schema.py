@@ -91,7 +91,7 @@ class Sampling(WithoutEffect):
     logit_bias: dict[str, float] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None  # smaller ones make logits infinite
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     stop_token_ids: list[int] | None = None
     allowed_token_ids: list[int] | None = None
