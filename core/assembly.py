@@ -5,37 +5,39 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Container, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel
 
+from core.cache.kv_cache import CacheContext, CacheSettings, KVCache
 from core.errors import ConfigError, NonetError, PluginError, RequestError
 from core.hookspecs import GROUPS
+from core.model.interface import Executor, ExecutorContext
 from core.pipeline import EnginePipeline, FrontPipeline, Part, PipelineDescription
 from core.plugins import Plugins, Provided, import_target, load_plugins
 from core.progress import Progress, no_progress
 from core.settings import MODEL_KEYS, Settings, validated
+from core.stages.admission import Admission, AdmissionContext
+from core.stages.completion import Completion, CompletionContext
+from core.stages.decode import Decode, DecodeContext
+from core.stages.detokenizer import Detokenizer, DetokenizerContext
+from core.stages.frontend import Frontend, FrontendContext
+from core.stages.prefill import Prefill, PrefillContext
+from core.stages.renderer import Renderer, RendererContext
+from core.stages.sampler import SamplerContext, unsupported_fields
+from core.stages.scheduler import Scheduler, SchedulerContext, SchedulerSettings
 
 if TYPE_CHECKING:
-    from core.cache.kv_cache import KVCache
-    from core.client import EngineLoop
-    from core.model.interface import Executor
     from core.model.spec import ModelSpec
     from core.model.tokenizer import Tokenizer
     from core.request import SamplingParams
-    from core.stages.admission import Admission
-    from core.stages.completion import Completion
-    from core.stages.decode import Decode
-    from core.stages.detokenizer import Detokenizer
-    from core.stages.frontend import Frontend, FrontendContext
-    from core.stages.prefill import Prefill
-    from core.stages.renderer import Renderer
-    from core.stages.scheduler import Scheduler
+    from core.step_loop import EngineLoop
+
+S = TypeVar("S", bound=BaseModel)
 
 
 def describe(settings: Settings, plugins: Plugins) -> PipelineDescription:
@@ -98,9 +100,6 @@ def build_front(
 ) -> FrontPipeline:
     """Stages 2, 3 and 8. The tokenizer is loaded here where it is not given."""
     from core.model.tokenizer import load_tokenizer
-    from core.stages.admission import AdmissionContext
-    from core.stages.detokenizer import DetokenizerContext
-    from core.stages.renderer import RendererContext
 
     tokenizer = tokenizer or load_tokenizer(spec.files)
     renderer: Renderer = build(description.part("renderer"), RendererContext(spec, tokenizer))
@@ -119,8 +118,6 @@ def build_front(
 
 def _check_fields(sampler: Part, known: Sequence[Provided], params: SamplingParams) -> None:
     """Nothing is silently ignored: a field that the selected sampler does not honour is refused, naming one that does."""
-    from core.stages.sampler import unsupported_fields
-
     component = sampler.provided.component
     for field in unsupported_fields(params, component.provides):
         able = sorted(p.component.name for p in known if field in p.component.provides)
@@ -132,7 +129,7 @@ def _check_fields(sampler: Part, known: Sequence[Provided], params: SamplingPara
 
 def build_frontend(description: PipelineDescription, context: FrontendContext) -> Frontend:
     """Stage 1."""
-    return cast("Frontend", build(description.part("frontend"), context))
+    return cast(Frontend, build(description.part("frontend"), context))
 
 
 def build_engine(
@@ -140,15 +137,11 @@ def build_engine(
 ) -> EnginePipeline:
     """Stages 4 to 7 and 9, with the model loaded and the KV pool allocated."""
     from core.batching import BatchBuilder
-    from core.cache.kv_cache import CacheContext
-    from core.stages.completion import CompletionContext
-    from core.stages.decode import DecodeContext
-    from core.stages.prefill import PrefillContext
-    from core.stages.scheduler import SchedulerContext
 
-    limits = _scheduler_limits(description)
+    limits = _settings_of(description, "scheduler", SchedulerSettings)
+    pool = _settings_of(description, "cache", CacheSettings)
     executor = _build_executor(description, settings, spec, progress)
-    num_blocks = _allocate(description, executor, spec, limits.max_num_running_reqs)
+    num_blocks = _allocate(pool, executor, spec, limits.max_num_running_reqs)
     cache: KVCache = build(description.part("cache"), CacheContext(num_blocks, spec.max_model_len))
     prefill: Prefill = build(description.part("prefill"), PrefillContext(limits.max_num_scheduled_tokens))
     decode: Decode = build(description.part("decode"), DecodeContext(spec.max_model_len))
@@ -168,14 +161,13 @@ def build_engine(
     )
 
 
-def _scheduler_limits(description: PipelineDescription) -> Any:
-    from core.stages.scheduler import SchedulerSettings
-
-    part = description.part("scheduler")
-    if not isinstance(part.settings, SchedulerSettings):
+def _settings_of(description: PipelineDescription, group: str, base: type[S]) -> S:
+    """The settings of a component as the pipeline knows them. Raises PluginError where they do not extend `base`."""
+    part = description.part(group)
+    if not isinstance(part.settings, base):
         raise PluginError(
-            f"scheduler={part.provided.component.name} (plugin {part.provided.plugin.name}): "
-            "its Settings must extend core.stages.scheduler.SchedulerSettings"
+            f"{group}={part.provided.component.name} (plugin {part.provided.plugin.name}): "
+            f"its Settings must extend {base.__module__}.{base.__qualname__}"
         )
     return part.settings
 
@@ -183,10 +175,7 @@ def _scheduler_limits(description: PipelineDescription) -> Any:
 def _build_executor(
     description: PipelineDescription, settings: Settings, spec: ModelSpec, progress: Progress
 ) -> Executor:
-    from core.model.interface import ExecutorContext
-    from core.stages.sampler import SamplerContext
-
-    limits = _scheduler_limits(description)
+    limits = _settings_of(description, "scheduler", SchedulerSettings)
     context = ExecutorContext(
         spec=spec,
         build_model=partial(build, description.part("model")),
@@ -195,52 +184,28 @@ def _build_executor(
         build_sampler=lambda device: build(description.part("sampler"), SamplerContext(spec, device)),
         dtype=settings.model.dtype,
         device=settings.model.device,
-        block_size=_cache_settings(description).block_size,
+        block_size=_settings_of(description, "cache", CacheSettings).block_size,
         max_num_scheduled_tokens=limits.max_num_scheduled_tokens,
         max_num_running_reqs=limits.max_num_running_reqs,
         progress=progress,
     )
-    return cast("Executor", build(description.part("executor"), context))
+    return cast(Executor, build(description.part("executor"), context))
 
 
-def _cache_settings(description: PipelineDescription) -> Any:
-    from core.cache.kv_cache import CacheSettings
-
-    part = description.part("cache")
-    if not isinstance(part.settings, CacheSettings):
-        raise PluginError(
-            f"cache={part.provided.component.name} (plugin {part.provided.plugin.name}): "
-            "its Settings must extend core.cache.kv_cache.CacheSettings"
-        )
-    return part.settings
-
-
-def _allocate(description: PipelineDescription, executor: Executor, spec: ModelSpec, max_running: int) -> int:
-    """Size the KV pool: what config says, else a share of the memory that is free now, never more than could be used."""
-    settings = _cache_settings(description)
-    block_bytes = executor.kv_bytes_per_block()
-    per_sequence = -(-spec.max_model_len // settings.block_size)
-    budget = settings.memory_bytes(available_memory())
-    num_blocks = settings.num_blocks or min(budget // block_bytes, per_sequence * max_running)
-    if num_blocks < 1:
-        raise ConfigError(
-            f"cache.memory={settings.memory} ({budget} bytes) does not hold one KV block of {block_bytes} bytes; "
-            "raise cache.memory"
-        )
+def _allocate(settings: CacheSettings, executor: Executor, spec: ModelSpec, max_running: int) -> int:
+    """Size the KV pool: what config says, else a share of what is free where it will lie, never more than can be used."""
+    num_blocks = settings.num_blocks
+    if num_blocks is None:
+        block_bytes = executor.kv_bytes_per_block()
+        budget = settings.memory_bytes(executor.free_memory())
+        num_blocks = min(budget // block_bytes, -(-spec.max_model_len // settings.block_size) * max_running)
+        if num_blocks < 1:
+            raise ConfigError(
+                f"cache.memory={settings.memory} ({budget} bytes) does not hold one KV block of {block_bytes} bytes; "
+                "raise cache.memory"
+            )
     executor.allocate(num_blocks)
-    return int(num_blocks)
-
-
-def available_memory() -> int:
-    """Bytes of host memory that can be had without swapping."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return num_blocks
 
 
 def build_engine_from_json(settings_json: str, progress: Progress = no_progress) -> EngineLoop:
@@ -265,8 +230,8 @@ def make_engine(
         block_size=pipeline.cache.block_size,
         max_model_len=spec.max_model_len,
         model_name=spec.name,
-        dtype=settings.model.dtype,
-        device=settings.model.device,
+        dtype=pipeline.executor.dtype,
+        device=pipeline.executor.device,
         plugins=plugins.fingerprint(),
     )
     return Engine(pipeline, info)

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from core.errors import ConfigError
 from core.request import Request
 
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -33,9 +34,14 @@ class CacheSettings(BaseModel):
             pass
         raise ValueError("write a fraction in (0, 1], or a size such as 512MiB or 2GiB")
 
-    def memory_bytes(self, available: int) -> int:
-        """The budget in bytes, of `available` bytes that are free."""
-        return _budget(self.memory, available)
+    def memory_bytes(self, available: int | None) -> int:
+        """The budget in bytes, of `available` bytes that are free. Raises ConfigError for a fraction of the unknown."""
+        if available is None and not str(self.memory).endswith(tuple(_UNITS)):
+            raise ConfigError(
+                f"cache.memory={self.memory} is a fraction of the free memory, and the executor does not know it; "
+                "write a size such as cache.memory=2GiB, or cache.num_blocks"
+            )
+        return _budget(self.memory, available or 0)
 
 
 def _budget(memory: str | float, available: int) -> int:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
-from core.assembly import available_memory
 from core.errors import ConfigError, NonetError
+from core.memory import free_host_memory
 from core.model.sources import default_cache_dir, list_models
 from core.plugins import load_plugins
 from core.session import open_session
@@ -98,11 +98,12 @@ def config_check() -> list[Finding]:
 
 
 def machine_check() -> list[Finding]:
-    memory = available_memory() / 2**30
-    level = "ok" if memory > 2 else "warn"
+    free = free_host_memory()
+    level = "ok" if free is not None and free > 2 * 2**30 else "warn"
+    memory = "an unknown amount" if free is None else f"{free / 2**30:.1f} GiB"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return [
-        Finding(level, "memory", f"{memory:.1f} GiB available; the default model wants about 2"),
+        Finding(level, "memory", f"{memory} available; the default model wants about 2"),
         Finding("ok", "cores", f"{cores}; bfloat16 in hardware: {'yes' if 'avx512_bf16' in _cpu_flags() else 'no'}"),
     ]
 

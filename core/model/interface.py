@@ -141,6 +141,20 @@ class Submission(Protocol):
 class Executor(Protocol):
     """Config group `executor`: where the model and stage 7 run (this process, another, several ranks, a captured graph)."""
 
+    @property
+    def device(self) -> str:
+        """Where the model runs, resolved: cpu, cuda, cuda:1 …"""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Of weights and KV, resolved: float32, bfloat16 or float16."""
+        ...
+
+    def free_memory(self) -> int | None:
+        """Bytes that can still be allocated where the KV pool will lie (several ranks: the least); None if unknown."""
+        ...
+
     def kv_bytes_per_block(self) -> int:
         """Bytes of one block over all layers."""
         ...

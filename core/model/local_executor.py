@@ -35,7 +35,18 @@ class LocalExecutor:
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         self._runner = ModelRunner(context)
-        self._sampler = context.build_sampler(str(self._runner.device))
+        self._sampler = context.build_sampler(self.device)
+
+    @property
+    def device(self) -> str:
+        return str(self._runner.device)
+
+    @property
+    def dtype(self) -> str:
+        return str(self._runner.dtype).removeprefix("torch.")
+
+    def free_memory(self) -> int | None:
+        return self._runner.free_memory()
 
     def kv_bytes_per_block(self) -> int:
         return self._runner.kv_bytes_per_block()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from core.batch import ModelBatch, SamplerOutput
 from core.errors import ConfigError
+from core.memory import free_host_memory
 from core.model.interface import AttentionContext, AttentionSpec, ExecutorContext, Model, ModelContext, QuantContext
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -39,10 +39,16 @@ class ModelRunner:
         elements = sum(math.prod(self.attention.kv_shape(spec, 1)) for spec in self._specs)
         return elements * self.dtype.itemsize
 
+    def free_memory(self) -> int | None:
+        """Bytes on the device that can still be allocated; None where the system does not say."""
+        if self.device.type == "cuda":
+            return torch.cuda.mem_get_info(self.device)[0]
+        return free_host_memory()
+
     def allocate(self, num_blocks: int) -> None:
         """Make the KV tensors. Raises ConfigError with the sizes when memory lacks."""
-        needed, free = num_blocks * self.kv_bytes_per_block(), free_memory(self.device)
         self._kv_caches = ()
+        needed, free = num_blocks * self.kv_bytes_per_block(), self.free_memory()
         if free is not None and needed > free:
             raise _does_not_fit(num_blocks, needed, free)
         try:
@@ -131,34 +137,9 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be allocated; None where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    available = [_meminfo_available(), _cgroup_available()]
-    return min((value for value in available if value is not None), default=None)
-
-
-def _meminfo_available() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _cgroup_available() -> int | None:
-    """What a container's limit leaves (cgroup version 2)."""
-    folder = Path("/sys/fs/cgroup")
-    try:
-        return int((folder / "memory.max").read_text()) - int((folder / "memory.current").read_text())
-    except (OSError, ValueError):  # no cgroup, or the limit is "max"
-        return None
-
-
 def _does_not_fit(num_blocks: int, needed: int, free: int | None) -> ConfigError:
     known = "an unknown amount" if free is None else f"{free / 2**20:.0f} MiB"
     return ConfigError(
         f"KV cache: {num_blocks} blocks need {needed / 2**20:.0f} MiB, but {known} of memory is free; "
-        "lower the number of blocks of the cache or model.max_model_len"
+        "lower cache.memory, cache.num_blocks or model.max_model_len"
     )

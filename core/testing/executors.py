@@ -31,7 +31,12 @@ class FakeExecutor:
     forgotten: list[str] = field(default_factory=list)
     batches: list[tuple[str, ...]] = field(default_factory=list)
     closed: bool = False
+    device: str = "cpu"
+    dtype: str = "float32"
     _model: FakeModel | None = None
+
+    def free_memory(self) -> int | None:
+        return 1 << 30
 
     def kv_bytes_per_block(self) -> int:
         return 8 * self.block_size

@@ -152,7 +152,7 @@ def test_bytes_per_block_cover_all_layers(dtype: str, size: int, model: NextId, 
 
 
 def test_kv_that_does_not_fit_is_refused_with_numbers(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "free_memory", lambda device: 50 * 2**20)
+    monkeypatch.setattr(runner_module, "free_host_memory", lambda: 50 * 2**20)
     with pytest.raises(ConfigError, match="100000 blocks need 73 MiB, but 50 MiB of memory is free"):
         executor.allocate(100_000)
 
@@ -160,14 +160,15 @@ def test_kv_that_does_not_fit_is_refused_with_numbers(executor: LocalExecutor, m
 def test_an_allocation_that_fails_is_refused_the_same_way(
     executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner_module, "free_memory", lambda device: None)
+    monkeypatch.setattr(runner_module, "free_host_memory", lambda: None)
     with pytest.raises(ConfigError, match="an unknown amount of memory is free"):
         executor.allocate(2**45)
 
 
-def test_free_memory_is_known_on_linux() -> None:
-    free = runner_module.free_memory(torch.device("cpu"))
-    assert free is None or free > 0
+def test_the_executor_says_where_it_runs_and_what_is_free(executor: LocalExecutor) -> None:
+    assert (executor.device, executor.dtype) == ("cpu", "float32")
+    free = executor.free_memory()
+    assert free is not None and free > 0
 
 
 def test_unknown_dtype_and_missing_device_are_named() -> None:

@@ -134,8 +134,19 @@ class RanksExecutor:
         self.threads = ThreadPoolExecutor(num_ranks)
         self.broken = False
 
+    @property
+    def device(self):
+        return self.ranks[0].device
+
+    @property
+    def dtype(self):
+        return self.ranks[0].dtype
+
+    def free_memory(self):
+        return min(rank.free_memory() for rank in self.ranks)
+
     def kv_bytes_per_block(self):
-        return 128
+        return self.ranks[0].kv_bytes_per_block()
 
     def allocate(self, num_blocks):
         for rank in self.ranks:
