@@ -15,8 +15,8 @@ def provide_renderers() -> Iterable[Component]:
 
 @hookimpl
 def provide_admissions() -> Iterable[Component]:
-    yield Component("open", "core.stages.gatekeeping:Open", "context and field checks, no queue bound")
-    yield Component("load_aware", "core.stages.gatekeeping:LoadAware", "bounded queue: 503 with Retry-After past it")
+    yield Component("open", "core.stages.admission:Open", "context and field checks, no queue bound")
+    yield Component("load_aware", "core.stages.admission:LoadAware", "bounded queue: 503 with Retry-After past it")
 
 
 @hookimpl

@@ -21,10 +21,9 @@ from core.front import Front
 from core.inline_client import InlineClient
 from core.model.tokenizer import Tokenizer
 from core.pipeline import FrontPipeline, PipelineDescription
-from core.stages.admission import AdmissionContext
+from core.stages.admission import AdmissionContext, LoadAware
 from core.stages.detokenizer import DetokenizerContext
 from core.stages.frontend import FrontendContext
-from core.stages.gatekeeping import LoadAware
 from core.stages.incremental import Incremental
 from core.stages.renderer import RendererContext
 from core.stages.text_renderer import Text

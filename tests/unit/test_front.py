@@ -16,10 +16,9 @@ from core.metrics import Metrics
 from core.outputs import RequestRecord
 from core.pipeline import FrontPipeline
 from core.request import FinishReason, Request, SamplingParams
-from core.stages.admission import AdmissionContext
+from core.stages.admission import AdmissionContext, LoadAware
 from core.stages.detokenizer import DetokenizerContext
 from core.stages.frontend import GenerateRequest
-from core.stages.gatekeeping import LoadAware
 from core.stages.incremental import Incremental
 from core.stages.renderer import ChatPrompt, RendererContext, TextPrompt, TokenPrompt
 from core.stages.text_renderer import Text
