@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from enum import Enum
 
 from core.batch import TokenLogprobs
 from core.outputs import CompletionOutput, RequestOutput, RequestRecord, Timings, TokenDelta, Usage
@@ -11,6 +12,15 @@ from core.request import EngineRequest, FinishReason, SamplingParams
 from core.stages.completion import timings_of
 from core.stages.detokenizer import TextDelta
 from core.stages.frontend import GenerateRequest
+
+
+class Phase(Enum):
+    """Where a call is in its life; every one after OPEN is final."""
+
+    OPEN = "open"
+    FINISHED = "finished"  # every choice has ended
+    FAILED = "failed"  # one error is still to be raised
+    LEFT = "left"  # its client went away: nothing more is delivered
 
 
 @dataclass(slots=True, eq=False)
@@ -66,23 +76,25 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call of one client; `next_output` hands out what has come since the last time."""
+    """A call of one client; `next_output` hands out what has come since the last time.
 
+    `key` names it in this process and is never used again, whatever ids clients choose.
+    """
+
+    key: str
     request: GenerateRequest
     prompt_token_ids: list[int]
     params: SamplingParams
     arrival: float
-    prompt_text: str | None = None
     sequences: tuple[EngineRequest, ...] = ()
     choices: list[Choice] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     num_delivered: int = 0  # generated tokens over all choices
     render_s: float = 0.0
     admit_s: float = 0.0
+    _phase: Phase = Phase.OPEN
     _ready: list[CompletionOutput] = field(default_factory=list)
-    _error: Exception | None = None
-    _finished: bool = False
-    _over: bool = False  # the last output was handed out
+    _error: Exception | None = None  # of a failed call, until it is raised
     _event: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -94,37 +106,47 @@ class Call:
         self._event.set()
 
     def finish(self) -> None:
-        self._finished = True
-        self._event.set()
+        self._end(Phase.FINISHED)
 
     def fail(self, error: Exception) -> None:
         """What was delivered stays delivered; then the error comes, once."""
-        self._error = error
+        if self._end(Phase.FAILED):
+            self._error = error
+
+    def leave(self) -> None:
+        """Wakes whoever waits: there is nothing more for it."""
+        if self._end(Phase.LEFT):
+            self._ready.clear()
+
+    def _end(self, phase: Phase) -> bool:
         self._event.set()
+        if self._phase is not Phase.OPEN:
+            return False
+        self._phase = phase
+        return True
 
     async def next_output(self) -> RequestOutput | None:
         """The next deltas; None after the last. Raises the call's error after the deltas that came before it."""
-        if self._over:
-            return None
-        await self._event.wait()
-        self._event.clear()
+        if not self._ready and self._phase is Phase.OPEN:
+            self._event.clear()
+            await self._event.wait()
         outputs, self._ready = tuple(self._ready), []
-        if self._error is not None and not outputs:
-            self._over = True
-            raise self._error
+        if outputs:
+            return self._output(outputs)
         if self._error is not None:
-            self._event.set()
-        self._over = self._finished
-        return self._output(outputs)
+            error, self._error = self._error, None
+            raise error
+        return None
 
     def _output(self, outputs: tuple[CompletionOutput, ...]) -> RequestOutput:
+        finished = self._phase is Phase.FINISHED
         return RequestOutput(
             request_id=self.request.request_id,
             outputs=outputs,
             prompt_token_ids=self.prompt_token_ids,
             prompt_logprobs=self.prompt_logprobs,
-            finished=self._finished,
-            usage=self.usage() if self._finished else None,
+            finished=finished,
+            usage=self.usage() if finished else None,
         )
 
     def usage(self) -> Usage:

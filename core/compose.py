@@ -108,6 +108,13 @@ def compose(overrides: Sequence[str], plugins: Plugins) -> ComposedConfig:
             raise ConfigError(_one_line(error)) from None
 
 
+def disabled_by(overrides: Sequence[str]) -> tuple[str, ...]:
+    """What `plugins.disable=[…]` on the command line names: needed before plugins are loaded, so before composing."""
+    named = [o for o in overrides if o.lstrip("+").startswith("plugins.disable=")]
+    values = [override.value() for override in _parsed(named)]
+    return tuple(str(name) for value in values for name in (value if isinstance(value, list) else [value]))
+
+
 def _config_dir(override: str) -> Path:
     folder = Path(override.removeprefix(CONFIG_DIR)).expanduser().resolve()
     if not folder.is_dir():

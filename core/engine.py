@@ -15,11 +15,14 @@ from core.wire import EngineInfo
 
 log = logging.getLogger("nonet.engine")
 
+MAX_LOST_STEPS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Times:
     """Clock readings between the stages of one step, in seconds."""
 
+    previous: float  # when the step before ended; `start` where the engine was idle
     start: float
     scheduled: float
     built: float
@@ -38,10 +41,10 @@ class Engine:
         self._build = pipeline.batch_builder.build
         self._judge = pipeline.completion.judge
         self._clock = pipeline.clock
-        self._live: set[str] = set()
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._last_step = 0
-        self._checked = True  # the pool's books were checked since work last ended
+        self._step_ended: float | None = None  # of the step before, while there is work
+        self._lost_steps = 0  # in a row, in which every one of several requests failed
 
     def step(self) -> StepOutput:
         """One iteration. Returns the new tokens of every request that got some, and the step's numbers."""
@@ -56,19 +59,14 @@ class Engine:
         executed = self._clock()
         verdicts = self._judge(plan, result.sampled)  # 9 completion: which tokens count, and what has ended
         ended = self._scheduler.update(plan, verdicts)  # tokens appended, blocks of ended requests back
-        deltas = self._deltas(
-            plan, result.sampled, verdicts
-        )  # what 8 detokenizer turns into text, in the front process
-        self._release(plan, ended)
-        times = Times(start, scheduled, built, executed, self._clock())
+        deltas = self._deltas(plan, result.sampled, verdicts, ended)  # 8 detokenizer makes text of them, in the front
+        self._forget([*ended, *plan.preempted, *plan.refused])
+        times = Times(self._step_ended or start, start, scheduled, built, executed, self._clock())
         return StepOutput(deltas=deltas, stats=self._stats(plan, batch, result, times))
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
-        """A request id that is in flight already is ignored: a repeated message must not make a second sequence."""
         for message in requests:
-            if message.request_id not in self._live:
-                self._live.add(message.request_id)
-                self._scheduler.add(Request.from_engine_request(message))
+            self._scheduler.add(Request.from_engine_request(message))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Unknown and ended ids are ignored: an abort may cross the request's end."""
@@ -88,42 +86,54 @@ class Engine:
 
     def _execute(self, plan: SchedulerOutput, batch: ModelBatch) -> StepResult:
         try:
-            return self._executor.submit(batch).result()
+            result = self._executor.submit(batch).result()
         except Exception as error:  # a plugin may raise anything; one request must not take the batch with it
             log.exception("step %d failed; its %d requests are run one by one", plan.step, len(plan.scheduled))
             if len(plan.scheduled) == 1:
                 return StepResult(_failed(plan.scheduled[0], error))
             return self._execute_one_by_one(plan)
+        self._lost_steps = 0
+        return result
 
     def _execute_one_by_one(self, plan: SchedulerOutput) -> StepResult:
-        """Find who broke the step. KV writes are idempotent, so running a request's share again is safe."""
-        outputs = []
+        """Find who broke the step. KV writes are idempotent, so running a request's share again is safe.
+
+        When nobody's share runs, for `MAX_LOST_STEPS` steps in a row, it is not a request that is broken but the device
+        or a plugin: the error passes, the engine process ends and is started again.
+        """
+        outputs, errors = [], []
         for part in plan.scheduled:
             alone = SchedulerOutput(step=plan.step, scheduled=(part,))
             try:
                 outputs.append(self._executor.submit(self._build(alone)).result().sampled)
             except Exception as error:  # this is the one
+                errors.append(error)
                 outputs.append(_failed(part, error))
+        self._lost_steps = self._lost_steps + 1 if len(errors) == len(plan.scheduled) else 0
+        if self._lost_steps >= MAX_LOST_STEPS:
+            raise errors[-1]
         return StepResult(_merged(outputs))
 
     def _idle(self, plan: SchedulerOutput) -> StepOutput:
-        self._release(plan, ())
-        if not self._checked and not self.has_work():
+        """Nothing can run. The step loop comes here once after its work has ended: time to check the pool's books."""
+        self._step_ended = None
+        self._forget([*plan.preempted, *plan.refused])
+        if not self.has_work():
             self._pipeline.cache.check()
-            self._checked = True
-        return StepOutput(deltas=[_refusal(request) for request in plan.refused], stats=self._gauges())
+        return StepOutput(deltas=[_ending(request) for request in plan.refused], stats=self._gauges())
 
     def _deltas(
-        self, plan: SchedulerOutput, sampled: SamplerOutput, verdicts: Mapping[str, Verdict]
+        self, plan: SchedulerOutput, sampled: SamplerOutput, verdicts: Mapping[str, Verdict], ended: Sequence[Request]
     ) -> list[TokenDelta]:
-        self._checked = False
+        """One delta for each request with new tokens, and for each that ended in whatever way."""
         self._collect_prompt_logprobs(plan, sampled)
-        deltas = [_refusal(request) for request in plan.refused]
+        deltas = []
         for part in plan.scheduled:
             verdict = verdicts.get(part.request.request_id)
             if verdict is not None and (verdict.token_ids or verdict.finish_reason):
                 deltas.append(self._delta(part.request, verdict, sampled))
-        return deltas
+        told = {delta.request_id for delta in deltas if delta.finish_reason is not None}
+        return deltas + [_ending(r) for r in (*plan.refused, *ended) if r.request_id not in told]
 
     def _delta(self, request: Request, verdict: Verdict, sampled: SamplerOutput) -> TokenDelta:
         key = request.request_id
@@ -151,16 +161,12 @@ class Engine:
                 del have[part.start :]  # a preempted prompt starts over
                 have.extend(rows)
 
-    def _release(self, plan: SchedulerOutput, ended: Sequence[Request]) -> None:
-        self._forget([*ended, *plan.preempted, *plan.refused])
-
     def _forget(self, requests: Sequence[Request]) -> None:
         if not requests:
             return
         self._executor.forget([request.request_id for request in requests])
         for request in requests:
             if request.is_finished:
-                self._live.discard(request.request_id)
                 self._prompt_logprobs.pop(request.request_id, None)
 
     def _gauges(self) -> StepStats:
@@ -176,6 +182,7 @@ class Engine:
 
     def _stats(self, plan: SchedulerOutput, batch: ModelBatch, result: StepResult, times: Times) -> StepStats:
         self._last_step = plan.step
+        self._step_ended = times.ended if self.has_work() else None
         running, waiting = self._scheduler.counts()
         cache = self._pipeline.cache
         forward_s = result.forward_s or times.executed - times.built - result.sample_s
@@ -192,6 +199,7 @@ class Engine:
             waiting=waiting,
             kv_blocks_free=cache.num_free_blocks,
             kv_blocks_total=cache.num_blocks,
+            between_s=times.start - times.previous,
             schedule_s=times.scheduled - times.start,
             build_s=times.built - times.scheduled,
             forward_s=forward_s,
@@ -213,9 +221,8 @@ def _merged(outputs: Sequence[SamplerOutput]) -> SamplerOutput:
     )
 
 
-def _refusal(request: Request) -> TokenDelta:
-    return TokenDelta(
-        request_id=request.request_id,
-        finish_reason=FinishReason.ERROR,
-        error=f"the sequence needs more KV blocks than the pool has ({request.num_known_tokens} tokens); raise cache.memory",
-    )
+def _ending(request: Request) -> TokenDelta:
+    """The end of a request that no verdict announced: refused by the scheduler, or left out by the sampler."""
+    reason = request.finish_reason or FinishReason.ERROR
+    error = str(request.stop_reason) if reason is FinishReason.ERROR else None
+    return TokenDelta(request_id=request.request_id, finish_reason=reason, error=error)

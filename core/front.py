@@ -7,6 +7,7 @@ engine (scheduling side); whichever side ends first, both tables are cleaned.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import msgspec
 
 from core.calls import Call, Choice
 from core.client import EngineClient, EngineStatus
-from core.errors import EngineDeadError, GenerationError, NonetError, RequestError
+from core.errors import EngineDeadError, GenerationError, NonetError
 from core.outputs import RequestOutput, RequestRecord, StepOutput, StepStats, TokenDelta
 from core.pipeline import FrontPipeline
 from core.progress import Progress
@@ -43,8 +44,11 @@ class Front:
         self._client = client
         self._clock = clock
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="renderer")
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, Call] = {}  # by `Call.key`
         self._choices: dict[str, Choice] = {}  # engine request id -> its place in a call
+        self._serial = itertools.count()
+        self._num_rendering = 0  # choices of calls that are not registered yet
+        self._closed: EngineDeadError | None = None
         self._receiver: asyncio.Task[None] | None = None
         self._stats = StepStats()
         self._dead: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
@@ -74,7 +78,8 @@ class Front:
 
     async def close(self) -> None:
         """End every call with an error, then the engine."""
-        self._fail_all(EngineDeadError("the server is shutting down"))
+        self._closed = EngineDeadError("the server is shutting down")
+        self._fail_all(self._closed)
         if self._receiver is not None:
             self._receiver.cancel()
             await asyncio.gather(self._receiver, return_exceptions=True)
@@ -92,16 +97,22 @@ class Front:
         return [Answer(self, call.request, call) for call in calls]
 
     async def enter(self, requests: Sequence[GenerateRequest]) -> list[Call]:
-        """Stages 2 and 3 for calls that stand or fall together: nothing is registered unless all are admitted."""
+        """Stages 2 and 3 for calls that stand or fall together: nothing is registered unless all are."""
         calls = [await self._prepared(request) for request in requests]
         load = self.load()
         for call in calls:
             started = self._clock()
-            call.sequences = self._pipeline.admission.admit(call.request, call.prompt_token_ids, call.params, load)
+            request = replace(call.request, request_id=call.key)
+            call.sequences = self._pipeline.admission.admit(request, call.prompt_token_ids, call.params, load)
             call.admit_s = self._clock() - started
             load = _with_call(load, call)
-        for call in calls:
-            self._register(call)
+        for index, call in enumerate(calls):
+            try:
+                self._register(call)
+            except NonetError:
+                for registered in calls[:index]:
+                    self.leave(registered)
+                raise
         return calls
 
     def health(self) -> Health:
@@ -111,7 +122,7 @@ class Front:
     def load(self) -> Load:
         stats = self._stats
         return Load(
-            in_flight=len(self._choices),
+            in_flight=len(self._choices) + self._num_rendering,
             running=stats.running,
             waiting=stats.waiting,
             prompt_tokens_in_flight=sum(len(c.prompt_token_ids) * c.num_open for c in self._calls.values()),
@@ -127,21 +138,22 @@ class Front:
 
     def leave(self, call: Call, error: str | None = None) -> None:
         """End a call from the client's side (closed, disconnected) or after an error: aborts what still runs."""
-        if self._calls.get(call.request.request_id) is not call:
+        if call.key not in self._calls:
             return
         open_ids = [choice.request_id for choice in call.choices if not choice.ended]
         self._drop(call, open_ids)
+        call.fail(GenerationError(error)) if error else call.leave()
         reason = FinishReason.ERROR if error else FinishReason.ABORT
         self._observe_request(call, replace_open=reason, error=error)
 
     async def _prepared(self, request: GenerateRequest) -> Call:
-        if request.request_id in self._calls:
-            raise RequestError(f"request id {request.request_id!r} is already in use", param="request_id", status=409)
-        arrival = self._clock()
-        rendered, params = await self._in_thread(self._rendered, request)
-        call = Call(request, rendered.token_ids, params, arrival, prompt_text=rendered.text)
-        call.render_s = self._clock() - arrival
-        return call
+        key, arrival = f"{request.request_id}~{next(self._serial)}", self._clock()
+        self._num_rendering += request.params.n
+        try:
+            rendered, params = await self._in_thread(self._rendered, request)
+        finally:
+            self._num_rendering -= request.params.n
+        return Call(key, request, rendered.token_ids, params, arrival, render_s=self._clock() - arrival)
 
     def _rendered(self, request: GenerateRequest) -> tuple[RenderedPrompt, SamplingParams]:
         renderer = self._pipeline.renderer
@@ -152,7 +164,9 @@ class Front:
         return await asyncio.get_running_loop().run_in_executor(self._threads, fn, argument)
 
     def _register(self, call: Call) -> None:
-        self._calls[call.request.request_id] = call
+        if self._closed is not None:
+            raise self._closed
+        self._calls[call.key] = call
         for index, sequence in enumerate(call.sequences):
             choice = Choice(call, index, sequence.request_id, sequence.arrival_time)
             call.choices.append(choice)
@@ -160,33 +174,49 @@ class Front:
             self._pipeline.detokenizer.start(sequence)
         try:
             self._client.send_add(call.sequences)
-        except NonetError as error:
+        except NonetError:
             self._drop(call, [])
-            call.fail(error)
             raise
 
     async def _receive(self) -> None:
-        while True:
+        while not self._dead.done():
             try:
                 self._take(await self._client.receive())
             except EngineDeadError as error:
-                self._stats = StepStats(kv_blocks_total=self._stats.kv_blocks_total)
-                self._observe_step()
-                self._fail_all(error)
-                if self._client.health().status in (EngineStatus.DEAD, EngineStatus.CLOSED):
-                    self._dead.set_result(error)
-                    return
+                self._lose_engine(
+                    error, for_good=self._client.health().status in (EngineStatus.DEAD, EngineStatus.CLOSED)
+                )
+            except Exception as error:  # ours, or an observer's: without a receiver every call would wait for ever
+                log.exception("the front failed")
+                self._lose_engine(EngineDeadError(f"the front failed: {type(error).__name__}: {error}"), for_good=True)
+
+    def _lose_engine(self, error: EngineDeadError, *, for_good: bool) -> None:
+        self._stats = StepStats(kv_blocks_total=self._stats.kv_blocks_total)
+        self._observe_step()
+        self._fail_all(error)
+        if for_good:
+            self._closed = error
+            self._dead.set_result(error)
 
     def _take(self, output: StepOutput) -> None:
         started = self._clock()
         for delta in output.deltas:
             self._note(delta)
-        texts = self._pipeline.detokenizer.push(output.deltas)  # stage 8
-        for text in texts:
+        for text in self._texts(output.deltas):
             self._deliver(text)
         self._fail_errored(output.deltas)
         self._stats = msgspec.structs.replace(output.stats, detokenize_s=self._clock() - started)
         self._observe_step()
+
+    def _texts(self, deltas: Sequence[TokenDelta]) -> Sequence[TextDelta]:
+        """Stage 8. A detokenizer that raises has lost the text of these sequences, and of no others."""
+        try:
+            return self._pipeline.detokenizer.push(deltas)
+        except Exception as error:  # a plugin may raise anything
+            log.exception("the detokenizer failed")
+            for delta in deltas:
+                self._fail_choice(delta.request_id, f"detokenizer: {type(error).__name__}: {error}")
+            return ()
 
     def _note(self, delta: TokenDelta) -> None:
         choice = self._choices.get(delta.request_id)
@@ -208,18 +238,20 @@ class Front:
         self._pipeline.detokenizer.drop([choice.request_id])
         call = choice.call
         if call.num_open == 0:
-            del self._calls[call.request.request_id]
+            del self._calls[call.key]
             call.finish()
             self._observe_request(call)
 
     def _fail_errored(self, deltas: Sequence[TokenDelta]) -> None:
         for delta in deltas:
-            choice = self._choices.get(delta.request_id)
-            if choice is not None and delta.finish_reason is FinishReason.ERROR:
-                choice.ended = True
-                message = delta.error or "the engine failed this request"
-                self.leave(choice.call, error=message)
-                choice.call.fail(GenerationError(message))
+            if delta.finish_reason is FinishReason.ERROR:
+                self._fail_choice(delta.request_id, delta.error or "the engine failed this request")
+
+    def _fail_choice(self, request_id: str, message: str) -> None:
+        """One choice that fails takes its call with it; its siblings are aborted."""
+        choice = self._choices.get(request_id)
+        if choice is not None:
+            self.leave(choice.call, error=message)
 
     def _fail_all(self, error: EngineDeadError) -> None:
         for call in list(self._calls.values()):
@@ -229,7 +261,7 @@ class Front:
 
     def _drop(self, call: Call, abort_ids: Sequence[str]) -> None:
         """Remove a call from both tables of this side, and from the engine where it still runs."""
-        self._calls.pop(call.request.request_id, None)
+        self._calls.pop(call.key, None)
         ids = [choice.request_id for choice in call.choices]
         for request_id in ids:
             self._choices.pop(request_id, None)
@@ -275,10 +307,8 @@ class Answer:
     async def __anext__(self) -> RequestOutput:
         if self._closed:
             raise StopAsyncIteration
-        if self._call is None:
-            (self._call,) = await self._front.enter([self._request])
         try:
-            output = await self._call.next_output()
+            output = await self._next()
         except BaseException:  # also a cancelled task: nobody will come back for the rest
             await self.aclose()
             raise
@@ -286,6 +316,13 @@ class Answer:
             self._closed = True
             raise StopAsyncIteration
         return output
+
+    async def _next(self) -> RequestOutput | None:
+        if self._call is None:
+            (self._call,) = await self._front.enter([self._request])
+        if self._closed:  # by another task, while this one was being admitted
+            self._front.leave(self._call)
+        return await self._call.next_output()
 
     async def aclose(self) -> None:
         self._closed = True

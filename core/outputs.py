@@ -38,6 +38,7 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     waiting: int = 0
     kv_blocks_free: int = 0
     kv_blocks_total: int = 0
+    between_s: float = 0.0  # since the step before ended, while there was work: messages, hand-over of outputs
     schedule_s: float = 0.0  # stage 4 with the policies of 5 and 6
     build_s: float = 0.0  # ModelBatch
     forward_s: float = 0.0  # the model

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from core.assembly import build_front, build_frontend, describe, make_engine, read_model
-from core.compose import ComposedConfig, compose
+from core.compose import ComposedConfig, compose, disabled_by
 from core.pipeline import FrontPipeline, Part, PipelineDescription
 from core.plugins import Plugins, import_target, load_plugins
 from core.progress import Progress, no_progress
@@ -44,7 +44,7 @@ def open_session(overrides: Sequence[str], frontend: Mapping[str, Any] = Mapping
 
     Raises ConfigError or PluginError before any model is read. Imports no torch unless a plugin's settings do.
     """
-    plugins = load_plugins()
+    plugins = load_plugins(disabled_by(overrides))  # before a plugin that must not even be imported is
     config = compose(overrides, plugins)
     disable = validated(PluginSettings, config.values.get("plugins") or {}, "plugins").disable
     if disable:
@@ -129,7 +129,7 @@ def _front_pipeline(session: Session, spec: ModelSpec, client: EngineClient, tok
     return build_front(session.description, session.settings, session.plugins, spec, num_kv_slots, tokenizer)
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
+async def _cancel(task: asyncio.Future[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -164,7 +164,7 @@ async def _run_until_dead(frontend: Frontend, front: Front) -> None:
             raise dead.result()
         await running
     finally:
-        dead.cancel()
+        await asyncio.gather(_cancel(running), _cancel(dead))
 
 
 def served_names(settings: Settings, spec: ModelSpec) -> tuple[str, ...]:

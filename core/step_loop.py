@@ -44,6 +44,7 @@ class StepLoop:
     def __init__(self, engine: EngineLoop) -> None:
         self._engine = engine
         self._stop_at: float | None = None  # monotonic seconds; set by Shutdown
+        self._unsettled = True  # the engine has not stepped idle since it last had work
         self.step = 0
 
     @property
@@ -56,11 +57,12 @@ class StepLoop:
         return self._stop_at is not None and (time.monotonic() >= self._stop_at or not self._engine.has_work())
 
     def turn(self, messages: Sequence[FrontMessage]) -> list[StepOutput | Reply]:
-        """One turn. Messages cause a step even when no work is left, so that the gauges follow an abort."""
+        """One turn. The first one, and one after the last work has ended, step without work: the gauges must be right."""
         results: list[StepOutput | Reply] = []
         for message in messages:
             results += self._apply(message)
-        if not self.done and (messages or self._engine.has_work()):
+        if not self.done and (messages or self._unsettled or self._engine.has_work()):
+            self._unsettled = self._engine.has_work()
             results.append(self._engine.step())
             self.step += 1
         return results
@@ -71,6 +73,8 @@ class StepLoop:
             return self._handle(message)
         except Exception as error:
             logger.exception("%s message failed", type(message).__name__)
+            if isinstance(message, Add):  # some of it may have been queued
+                self._engine.abort([request.request_id for request in message.requests])
             return _answer_failed(message, f"{type(error).__name__}: {error}")
 
     def _handle(self, message: FrontMessage) -> list[StepOutput | Reply]:

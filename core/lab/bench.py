@@ -17,7 +17,7 @@ from core.request import SamplingParams
 from core.stages.frontend import GenerateRequest
 from core.stages.renderer import TokenPrompt
 
-FRAMEWORK = ("schedule_s", "build_s", "output_s")
+FRAMEWORK = ("between_s", "schedule_s", "build_s", "output_s")
 MODEL = ("forward_s", "sample_s")
 
 
@@ -64,7 +64,7 @@ async def measure(
 
 
 async def _one(front: Front, request_id: str, item: WorkItem) -> Timings:
-    params = SamplingParams(temperature=0.0, ignore_eos=True, min_tokens=item.output_len)
+    params = SamplingParams(temperature=0.0, ignore_eos=True)
     request = GenerateRequest(request_id, TokenPrompt(item.prompt_token_ids), params, max_tokens=item.output_len)
     async with aclosing(front.generate(request)) as outputs:
         last = [choice async for output in outputs for choice in output.outputs][-1]
@@ -73,7 +73,8 @@ async def _one(front: Front, request_id: str, item: WorkItem) -> Timings:
 
 
 def step_report(steps: Sequence[StepStats]) -> dict[str, Any]:
-    """Where the steps' time went. `framework_share` is scheduling, batch building and output handling over the whole step."""
+    """Where the engine loop's time went. `framework_share` is everything but the model and the sampler, over the whole:
+    scheduling, batch building, output handling, and what lies between two steps (messages, handing outputs over)."""
     totals = {name: sum(getattr(step, name) for step in steps) for name in (*FRAMEWORK, *MODEL)}
     whole = sum(totals.values()) or 1.0
     return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -37,11 +37,18 @@ class SchedulerContext:
     max_model_len: int
 
 
+class Counts(NamedTuple):
+    """Requests in a scheduler; preempted ones count as waiting."""
+
+    running: int = 0
+    waiting: int = 0
+
+
 class Scheduler(Protocol):
     """Config group `scheduler`. Never touches tensors. Called by the engine loop only, from one thread."""
 
     def add(self, request: Request) -> None:
-        """Put a new request into the waiting queue."""
+        """Put a new request into the waiting queue. An id that is in flight already is ignored: a repeated message."""
         ...
 
     def schedule(self) -> SchedulerOutput:
@@ -64,6 +71,4 @@ class Scheduler(Protocol):
         """End requests from outside (abort, error) and free their blocks. Unknown or ended ids are ignored."""
         ...
 
-    def counts(self) -> tuple[int, int]:
-        """(num_running, num_waiting), preempted ones counted as waiting."""
-        ...
+    def counts(self) -> Counts: ...

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from core.batch import SamplerOutput, ScheduledRequest, SchedulerOutput, Verdict
-from core.outputs import Timings, Usage
+from core.outputs import Timings
 from core.request import FinishReason, RepetitionDetection, Request, RequestStatus, SamplingParams
-from core.stages.completion import CompletionContext, Standard, ends_in_repetition, timings_of, usage_of
+from core.stages.completion import CompletionContext, Standard, ends_in_repetition, timings_of
 from core.testing.sampler_reference import spec_of
 
 EOS = 2
@@ -128,11 +128,6 @@ def test_odd_rules_never_raise() -> None:
         rule = RepetitionDetection(min_pattern_size=low, max_pattern_size=high, min_count=count)
         assert ends_in_repetition((), rule) is False
         assert ends_in_repetition((5, 5), rule) is (low <= 1 and high == 1)
-
-
-def test_usage_counts_the_prompt_once() -> None:
-    assert usage_of(10, [3, 4], 8) == Usage(10, 7, 8)
-    assert usage_of(10, [], 12) == Usage(10, 0, 10)
 
 
 def test_timings() -> None:

@@ -121,6 +121,27 @@ def test_a_step_that_fails_for_all_fails_each_once_and_the_engine_lives_on():
     assert_whole(engine)
 
 
+def test_an_engine_where_nothing_runs_any_more_gives_up_so_that_it_is_restarted():
+    def fault(batch):
+        raise RuntimeError("the device is lost")
+
+    engine = engine_of(FakeExecutor(fault=fault))
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        for i in range(5):
+            engine.add([engine_request(f"a{i}", [1, 2]), engine_request(f"b{i}", [3, 4])])
+            engine.step()
+    assert i == 2
+
+
+def test_one_bad_request_after_the_other_does_not_end_the_engine():
+    def fault(batch):
+        raise RuntimeError("bad")
+
+    engine = engine_of(FakeExecutor(fault=fault))
+    for i in range(10):
+        assert run(engine, engine_request(f"r{i}", [1, 2]))[f"r{i}"][0].finish_reason is FinishReason.ERROR
+
+
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_abort_at_any_time_frees_everything_and_is_idempotent(after):
     engine = engine_of(FakeExecutor(), max_num_running_reqs=4)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import threading
 import time
 from contextlib import aclosing
 
 import pytest
 
+from core.batch import SamplerOutput
 from core.client import InlineClient
 from core.errors import EngineDeadError, GenerationError, OverloadedError, RequestError
 from core.front import Front
 from core.metrics import Metrics
-from core.outputs import RequestRecord
+from core.model.interface import StepResult
+from core.outputs import RequestRecord, StepOutput, TokenDelta
 from core.pipeline import FrontPipeline
 from core.request import FinishReason, Request, SamplingParams
 from core.stages.admission import AdmissionContext, LoadAware
@@ -168,8 +172,9 @@ async def test_a_stop_string_ends_the_call_and_the_engine_stops_too():
 
 async def test_a_failed_request_raises_once_and_the_others_finish():
     def fault(batch):
-        if "bad#0" in batch.request_ids and int(batch.seq_lens[list(batch.request_ids).index("bad#0")]) > 6:
-            raise ValueError("poison")
+        for request_id, length in zip(batch.request_ids, batch.seq_lens.tolist(), strict=True):
+            if request_id.startswith("bad") and length > 6:
+                raise ValueError("poison")
 
     async with Harness(fault=fault) as h:
         good = [collect(h.front, request(f"g{i}")) for i in range(7)]
@@ -256,13 +261,150 @@ async def test_many_prompts_are_admitted_all_or_none():
         await h.assert_whole()
 
 
-async def test_a_request_id_in_use_is_refused():
+async def test_request_ids_are_labels_and_may_repeat():
     async with Harness() as h:
-        first = h.front.generate(request("same", max_tokens=300))
+        calls = [request("same", prompt=(8 + i, 9, 10), max_tokens=4 + i) for i in range(4)]
+        answers = await asyncio.gather(*(collect(h.front, call) for call in calls))
+        assert [ids(answer) for answer in answers] == [oracle((8 + i, 9, 10), 4 + i) for i in range(4)]
+        assert {output.request_id for answer in answers for output in answer} == {"same"}
+        many = await h.front.generate_many(calls)
+        assert [ids([o async for o in answer]) for answer in many] == [ids(answer) for answer in answers]
+        await h.assert_whole()
+
+
+async def test_an_id_used_again_after_aclose_gets_its_own_tokens_only():
+    async with Harness(fault=lambda batch: time.sleep(0.05)) as h:
+        first = h.front.generate(request("r", max_tokens=50))
         await anext(first)
-        with pytest.raises(RequestError, match="already in use"):
-            await anext(h.front.generate(request("same")))
         await first.aclose()
+        assert ids(await collect(h.front, request("r", prompt=(20, 21, 22, 23), max_tokens=4))) == oracle(
+            (20, 21, 22, 23), 4
+        )
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.05])
+async def test_aclose_ends_a_pending_anext_of_another_task(after_s):
+    async with Harness(fault=lambda batch: time.sleep(0.2)) as h:
+        answer = h.front.generate(request(max_tokens=50))
+        pending = asyncio.ensure_future(anext(answer))
+        await asyncio.sleep(after_s)
+        await answer.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await asyncio.wait_for(pending, 5)
+        await h.assert_whole()
+
+
+async def test_a_detokenizer_that_raises_fails_the_calls_of_that_step_and_no_others():
+    async with Harness() as h:
+        detokenizer, push = h.front._pipeline.detokenizer, h.front._pipeline.detokenizer.push
+        detokenizer.push = lambda deltas: 1 / 0 if deltas else push(deltas)
+        with pytest.raises(GenerationError, match="detokenizer: ZeroDivisionError"):
+            await asyncio.wait_for(collect(h.front, request()), 5)
+        detokenizer.push = push
+        assert ids(await collect(h.front, request("later"))) == oracle()
+        await h.assert_whole()
+
+
+async def test_a_front_that_fails_ends_every_call_and_says_so():
+    async with Harness() as h:
+        h.front._note = lambda delta: 1 / 0
+        with pytest.raises(EngineDeadError, match="the front failed"):
+            await asyncio.wait_for(collect(h.front, request()), 5)
+        await asyncio.wait_for(h.front.wait_dead(), 5)
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(collect(h.front, request("later")), 5)
+
+
+async def test_a_request_that_the_sampler_leaves_out_is_answered_with_an_error():
+    async with Harness() as h:
+        submit = h.executor.submit
+
+        class Empty:
+            def result(self):
+                return StepResult(SamplerOutput({}))
+
+        h.executor.__class__ = type("Forgetful", (FakeExecutor,), {"__slots__": (), "submit": lambda s, batch: Empty()})
+        with pytest.raises(GenerationError):
+            await asyncio.wait_for(collect(h.front, request()), 5)
+        assert submit
+        await h.assert_whole()
+
+
+async def test_prompts_that_cannot_all_be_sent_leave_none_behind():
+    async with Harness() as h:
+        send_add, sent = h.client.send_add, []
+
+        def full_at_the_second(sequences):
+            sent.append(sequences)
+            if len(sent) == 2:
+                raise OverloadedError("full")
+            send_add(sequences)
+
+        h.client.send_add = full_at_the_second
+        with pytest.raises(OverloadedError):
+            await h.front.generate_many([request("a", max_tokens=500), request("b")])
+        await h.assert_whole()
+
+
+async def test_an_error_delta_stops_the_sequence_in_the_engine_too():
+    async with Harness(fault=lambda batch: time.sleep(0.01)) as h:
+        step, count = h.engine.step, itertools.count()
+
+        def too_large_at_the_second():
+            output = step()
+            if not output.deltas or next(count) != 1:
+                return output
+            errors = [
+                TokenDelta(request_id=d.request_id, finish_reason=FinishReason.ERROR, error="too large")
+                for d in output.deltas
+            ]
+            return StepOutput(deltas=errors, stats=output.stats)
+
+        h.engine.step = too_large_at_the_second
+        with pytest.raises(GenerationError, match="too large"):
+            await collect(h.front, request(max_tokens=900))
+        await h.assert_whole()
+
+
+async def test_the_pool_is_checked_when_the_engine_has_become_idle(monkeypatch):
+    checked = []
+    async with Harness() as h:
+        cache = type(h.context.cache)
+        check = cache.check
+        monkeypatch.setattr(cache, "check", lambda self: (checked.append(1), check(self)))
+        await collect(h.front, request())
+        for _ in range(100):
+            if checked:
+                break
+            await asyncio.sleep(0.02)
+        assert checked
+
+
+async def test_calls_that_are_being_rendered_count_as_load():
+    async with Harness() as h:
+        release = threading.Event()
+        h.front._rendered = lambda request: (release.wait(5), 1 / 0)
+        pending = asyncio.ensure_future(collect(h.front, request(n=3)))
+        await asyncio.sleep(0.05)
+        assert h.front.load().in_flight == 3
+        release.set()
+        with pytest.raises(ZeroDivisionError):
+            await pending
+        assert h.front.load().in_flight == 0
+
+
+async def test_a_call_that_was_being_rendered_when_the_front_closed_is_refused():
+    async with Harness() as h:
+        rendered, release = h.front._rendered, threading.Event()
+        h.front._rendered = lambda request: (release.wait(5), rendered(request))[1]
+        pending = asyncio.ensure_future(collect(h.front, request()))
+        await asyncio.sleep(0.05)
+        closing = asyncio.ensure_future(h.front.close())
+        await asyncio.sleep(0)
+        release.set()
+        with pytest.raises((EngineDeadError, asyncio.CancelledError)):
+            await asyncio.wait_for(pending, 5)
+        await closing
 
 
 async def test_an_engine_that_dies_fails_every_call_once():

@@ -56,6 +56,22 @@ def test_a_third_party_component_is_found(install):
     assert (found.plugin.distribution, found.plugin.version) == ("acme-plugins", "1.2")
 
 
+def test_a_hook_may_have_a_name_of_its_own(install):
+    """`specname` is pluggy's: the function that provides need not be called like the hook."""
+    module = types.ModuleType("acme")
+    module.tickets = hookimpl(lottery, specname="provide_schedulers")
+    install(FakePoint("acme", module))
+    plugins = load_plugins()
+    assert plugins.find("scheduler", "lottery").plugin.hooks == ("provide_schedulers",)
+    assert [p.component.name for p in plugins.components("scheduler")] == ["fcfs", "lottery"]
+
+
+def test_a_hook_that_gives_nothing_provides_nothing(install):
+    install(FakePoint("acme", plugin_with(provide_schedulers=lambda: None, provide_samplers=lambda: [])))
+    (record,) = [record for record in load_plugins().records if record.name == "acme"]
+    assert (record.status, record.components) == ("loaded", ())
+
+
 def test_third_parties_come_after_builtins_sorted_by_name(install):
     install(FakePoint("zeta", plugin_with()), FakePoint("acme", plugin_with()))
     names = [record.name for record in load_plugins().records]
@@ -150,3 +166,17 @@ def test_an_observer_that_wraps_is_refused_alone(install):
     status = {record.name: record for record in load_plugins().records}
     assert status["good"].status == "loaded"
     assert (status["bad"].status, "cannot be a wrapper" in status["bad"].reason) == ("failed", True)
+
+
+def test_a_plugin_disabled_on_the_command_line_is_not_even_imported(install):
+    from core.compose import disabled_by
+
+    class Poison(FakePoint):
+        def load(self):
+            raise AssertionError("imported")
+
+    install(Poison("poison", None))
+    assert disabled_by(["+preset=chat", "plugins.disable=[poison,other]", "scheduler=fcfs"]) == ("poison", "other")
+    assert disabled_by(["plugins.disable=poison"]) == ("poison",)
+    record = load_plugins(disabled_by(["plugins.disable=[poison]"])).records[-1]
+    assert record.status == "disabled"

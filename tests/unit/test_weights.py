@@ -12,7 +12,7 @@ from torch import Tensor
 
 from core.errors import ModelFileError
 from core.model.interface import AttentionBackend, Linear, ModelContext
-from core.model.loader import Part, WeightLoader
+from core.model.loader import WeightLoader, WeightPart
 from core.model.spec import ModelFiles, ModelSpec
 from core.model.weights import SafetensorsWeights, open_weights
 
@@ -153,7 +153,7 @@ def loader(folder: Path, quant: _Recorder, dtype: torch.dtype = torch.float32) -
 
 def test_parts_are_merged_in_order(folder: Path) -> None:
     quant = _Recorder()
-    loader(folder, quant).linear("ab", (Part("a", 2), Part("b", 1)), 3, bias=True)
+    loader(folder, quant).linear("ab", (WeightPart("a", 2), WeightPart("b", 1)), 3, bias=True)
     weight, bias = quant.given["ab"]
     assert torch.equal(weight, torch.cat((TENSORS["a.weight"], TENSORS["b.weight"])))
     assert bias is not None and bias.tolist() == [1.0, 2.0, 3.0]
@@ -161,12 +161,12 @@ def test_parts_are_merged_in_order(folder: Path) -> None:
 
 def test_wrong_shape_names_tensor_and_both_shapes(folder: Path) -> None:
     with pytest.raises(ModelFileError, match=r"tensor a.weight: shape \[2, 3\], the config asks for \[4, 3\]"):
-        loader(folder, _Recorder()).linear("a", (Part("a", 4),), 3, bias=False)
+        loader(folder, _Recorder()).linear("a", (WeightPart("a", 4),), 3, bias=False)
 
 
 def test_tensors_without_a_place_are_refused(folder: Path) -> None:
     reader = loader(folder, _Recorder())
-    reader.linear("ab", (Part("a", 2), Part("b", 1)), 3, bias=False)
+    reader.linear("ab", (WeightPart("a", 2), WeightPart("b", 1)), 3, bias=False)
     with pytest.raises(ModelFileError, match=r"3 tensors have no place .*\(a.bias, b.bias, norm.weight\)"):
         reader.finish(tied_embeddings=False)
     for name in ("a.bias", "b.bias", "norm.weight"):
