@@ -10,9 +10,11 @@ import pytest
 from core.engine import Engine
 from core.outputs import TokenDelta
 from core.request import FinishReason, Request
+from core.step_loop import StepLoop
 from core.testing.engines import engine_request, make_engine, paged_cache, scheduler_context
 from core.testing.executors import FakeExecutor
 from core.testing.fakes import expected_ids
+from core.wire import Add
 from plugins.schedulers.fcfs import Fcfs
 
 
@@ -189,6 +191,31 @@ def test_a_repeated_add_makes_no_second_sequence():
     engine.step()
     assert ids_of(run(engine, request, request)["twice"]) == solo(request)[1:]
     assert ids_of(run(engine, request)["twice"]) == solo(request)  # the id is free again
+
+
+def test_the_step_loop_reports_gauges_at_the_start_and_once_after_the_work():
+    engine = engine_of(FakeExecutor())
+    loop = StepLoop(engine)
+    (first,) = loop.turn([])
+    assert first.stats.kv_blocks_free == first.stats.kv_blocks_total == 64
+    assert loop.turn([]) == []
+    results = loop.turn([Add(requests=[engine_request("r", [1, 2, 3], max_tokens=3)])])
+    while engine.has_work():
+        results = loop.turn([])
+    assert results[0].stats.running == 0
+    (idle,) = loop.turn([])
+    assert (idle.deltas, idle.stats.kv_blocks_free) == ([], 64)
+    assert loop.turn([]) == []
+
+
+def test_an_add_that_fails_half_way_leaves_nothing_running(monkeypatch):
+    engine = engine_of(FakeExecutor())
+    add = engine._scheduler.add
+    monkeypatch.setattr(engine._scheduler, "add", lambda request: 1 / 0 if request.request_id == "b" else add(request))
+    loop = StepLoop(engine)
+    answered, _ = loop.turn([Add(requests=[engine_request("a", [1]), engine_request("b", [2])])])
+    assert [(d.request_id, d.finish_reason) for d in answered.deltas] == [("a", "error"), ("b", "error")]
+    assert not engine.has_work()
 
 
 def test_no_hook_is_called_in_twenty_steps(monkeypatch):
