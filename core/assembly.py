@@ -46,10 +46,10 @@ def describe(settings: Settings, plugins: Plugins) -> PipelineDescription:
 
 
 def _part(settings: Settings, plugins: Plugins, group: str) -> Part:
-    choice = settings.groups[group]
-    provided = plugins.find(group, choice.name)
+    selected = settings.groups[group]
+    provided = plugins.find(group, selected.name)
     cls = _settings_class(provided)
-    return Part(group, provided, validated(cls, choice.values, group, also=MODEL_KEYS if group == "model" else ()))
+    return Part(group, provided, validated(cls, selected.values, group, also=MODEL_KEYS if group == "model" else ()))
 
 
 def _settings_class(provided: Provided) -> type[BaseModel]:

@@ -22,6 +22,7 @@ from core.progress import Progress
 from core.request import EngineRequest, FinishReason
 from core.step_loop import EngineLoop
 from core.thread_client import TURN_S, EngineHealth, EngineStatus, ThreadClient
+from core.version import nonet_version
 from core.wire import (
     Add,
     AnyMessage,
@@ -37,7 +38,6 @@ from core.wire import (
     StartFailed,
     Stopped,
     WireError,
-    code_version,
     encode,
 )
 
@@ -46,10 +46,10 @@ __all__ = [
     "EngineHealth",
     "EngineInfo",
     "EngineLoop",
+    "EngineProcessSettings",
     "EngineStatus",
     "InlineClient",
     "ProcessClient",
-    "ProcessSettings",
 ]
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class EngineClient(Protocol):
     def kill(self) -> None: ...
 
 
-class ProcessSettings(BaseModel):
+class EngineProcessSettings(BaseModel):
     """How the engine process is started, watched and replaced. Times in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,7 +92,7 @@ class ProcessSettings(BaseModel):
 
 
 class ProcessClient(ThreadClient[bytes]):
-    """The engine in a process of its own, started again when it dies (`ProcessSettings.on_engine_death`).
+    """The engine in a process of its own, started again when it dies (`EngineProcessSettings.on_engine_death`).
 
     `settings_json` is what the engine process builds from. `plugins` is compared with what it loaded: PluginError from
     `start`. With "exit", or after `max_restarts`, the status is "dead" and the server is expected to end.
@@ -104,10 +104,10 @@ class ProcessClient(ThreadClient[bytes]):
         settings_json: str,
         *,
         plugins: Sequence[str] | None = None,
-        settings: ProcessSettings | None = None,
+        settings: EngineProcessSettings | None = None,
         _factory: str = ENGINE_FACTORY,
     ) -> None:
-        self._settings = settings or ProcessSettings()
+        self._settings = settings or EngineProcessSettings()
         self._hello = (settings_json, None if plugins is None else list(plugins))
         self._factory = _factory
         self._child: EngineChild | None = None
@@ -290,7 +290,7 @@ class ProcessClient(ThreadClient[bytes]):
         if not self._greeted:
             self._greeted = True
             settings, plugins = self._hello
-            child.send(encode(Hello(version=code_version(), settings=settings, plugins=plugins)))
+            child.send(encode(Hello(version=nonet_version(), settings=settings, plugins=plugins)))
         self._on_progress(message.what, message.done, message.total)
 
     def _on_output(self, message: Output) -> None:

@@ -1,8 +1,9 @@
 """The hooks of Nonet: the one page a plugin author needs.
 
 A plugin is a module (or object) with functions marked `@hookimpl`, named by an entry point in the group `nonet.plugins`.
-Hooks say what exists; they run at discovery and assembly only, never inside a step. What runs are plain objects:
-a `Component` names a class, config selects it, assembly imports and builds it as `Class(settings, context)`.
+The `provide_…` hooks say what exists; they are called once, when plugins are loaded, never inside a step. What runs are
+plain objects: a `Component` names a class, config selects it, assembly imports and builds it as `Class(settings, context)`.
+The two events are bound when plugins are loaded, and called as plain functions from then on.
 
 The nine stage hooks stand in request order, then the components they use, then packaging and events. Each is called once per
 process that loads plugins (the front and the engine process load the same set), in plugin order: built-ins, then third
@@ -44,7 +45,6 @@ class Component:
     summary: str
     settings: str | None = None
     provides: tuple[str, ...] = ()
-    requires: tuple[str, ...] = ()
     api_version: int = API_VERSION
 
 

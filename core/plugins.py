@@ -11,7 +11,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any
 
 import pluggy
@@ -19,6 +19,7 @@ import pluggy
 from core import hookspecs
 from core.errors import PluginError, near_matches
 from core.hookspecs import API_VERSION, GROUPS, PROJECT, Component
+from core.version import nonet_version
 
 ENTRY_POINT_GROUP = "nonet.plugins"
 DISABLE_VARIABLE = "NONET_PLUGINS_DISABLE"
@@ -74,8 +75,8 @@ class Plugins:
     _observers: Mapping[str, tuple[tuple[str, Callable[..., None]], ...]] = field(repr=False)
     _objects: Mapping[str, object] = field(repr=False)
 
-    def plugin_object(self, name: str) -> object:
-        """The registered module or object of a loaded plugin, e.g. the built-in metrics."""
+    def plugin_object(self, name: str) -> Any:
+        """The registered module or object of a loaded plugin, e.g. `core.metrics.Metrics` of "core.metrics"."""
         return self._objects[name]
 
     def names(self, group: str) -> tuple[str, ...]:
@@ -143,7 +144,7 @@ def _load_builtin(manager: pluggy.PluginManager, name: str) -> PluginRecord:
     module = importlib.import_module(module_name)
     plugin = getattr(module, class_name)() if class_name else module
     manager.register(plugin, module_name)
-    return _describe(manager, plugin, module_name, "nonet", own_version(), builtin=True)
+    return _describe(manager, plugin, module_name, "nonet", nonet_version(), builtin=True)
 
 
 def _load_entry_point(manager: pluggy.PluginManager, point: EntryPoint, disabled: set[str]) -> PluginRecord:
@@ -171,13 +172,6 @@ def _distribution_of(dist: Distribution | None) -> tuple[str, str]:
     return (dist.metadata["Name"], dist.version) if dist is not None else ("unknown", "0")
 
 
-def own_version() -> str:
-    try:
-        return distribution(PROJECT).version
-    except PackageNotFoundError:
-        return "0+checkout"
-
-
 def _refuse_unknown_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
     known = {n for n in dir(hookspecs) if getattr(getattr(hookspecs, n), f"{PROJECT}_spec", None) is not None}
     for caller in manager.get_hookcallers(plugin) or []:
@@ -191,21 +185,28 @@ def _describe(
 ) -> PluginRecord:
     callers = manager.get_hookcallers(plugin) or []
     hooks = tuple(sorted(caller.name for caller in callers))
-    components = tuple((g, c) for g in GROUPS if f"provide_{g}s" in hooks for c in _components(plugin, g))
-    packages = _config_packages(plugin) if "provide_config_packages" in hooks else ()
+    components = tuple((group, c) for group in GROUPS for c in _components(manager, plugin, group))
+    packages = _config_packages(manager, plugin)
     return PluginRecord(name, dist_name, version, "loaded", "", builtin, components, packages, hooks)
 
 
-def _config_packages(plugin: Any) -> tuple[str, ...]:
-    packages = tuple(plugin.provide_config_packages() or ())
+def _yielded(manager: pluggy.PluginManager, plugin: object, hook: str) -> Iterable[Any]:
+    """What one plugin's implementations of a `provide_…` hook give; none where it has no such hook."""
+    others = [other for other in manager.get_plugins() if other is not plugin]
+    for found in manager.subset_hook_caller(hook, others)():
+        yield from found
+
+
+def _config_packages(manager: pluggy.PluginManager, plugin: object) -> tuple[str, ...]:
+    packages = tuple(_yielded(manager, plugin, "provide_config_packages"))
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise PluginError(f"provide_config_packages yields {package!r}, and there is no such package")
     return packages
 
 
-def _components(plugin: object, group: str) -> Iterable[Component]:
-    for component in getattr(plugin, f"provide_{group}s")() or ():
+def _components(manager: pluggy.PluginManager, plugin: object, group: str) -> Iterable[Component]:
+    for component in _yielded(manager, plugin, f"provide_{group}s"):
         if not isinstance(component, Component):
             raise PluginError(f"provide_{group}s must yield core.hookspecs.Component, not {type(component).__name__}")
         if component.api_version != API_VERSION:

@@ -30,6 +30,7 @@ import zmq
 from core.errors import ConfigError, NonetError, PluginError
 from core.progress import Progress
 from core.step_loop import EngineLoop, StepLoop
+from core.version import nonet_version
 from core.wire import (
     MAX_FRAME_BYTES,
     Boot,
@@ -43,7 +44,6 @@ from core.wire import (
     StartFailed,
     Stopped,
     WireError,
-    code_version,
     decode,
     encode,
     output_frames,
@@ -110,7 +110,7 @@ class EngineProcess:
             hello = self._hello()
             remove_socket_directory(self._boot.address)  # both ends are connected: no stranger can follow
             die_with_parent()
-            _refuse_difference("version", [hello.version], [code_version()])
+            _refuse_difference("version", [hello.version], [nonet_version()])
             engine = load_factory(self._boot.factory)(hello.settings, self._progress)
             info = engine.info()
             if hello.plugins is not None:

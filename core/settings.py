@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from core.client import ProcessSettings as EngineProcessSettings
+from core.client import EngineProcessSettings
 from core.errors import ConfigError, near_matches
 from core.hookspecs import GROUPS
 from core.model.sources import DEFAULT_SOURCE
@@ -20,7 +20,7 @@ MODEL_KEYS = ("source", "dtype", "device", "max_model_len", "served_name", "cach
 """Keys of the config group `model` that the pipeline itself reads; the others belong to the model plugin."""
 
 
-class Choice(BaseModel):
+class Selection(BaseModel):
     """What a config group selected: a component by name, and its values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,10 +58,10 @@ class ProcessSettings(EngineProcessSettings):
 
 
 class Settings(BaseModel):
-    """Everything a pipeline is made from. `groups` holds one Choice per config group."""
+    """Everything a pipeline is made from. `groups` holds one Selection per config group."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    groups: dict[str, Choice]
+    groups: dict[str, Selection]
     model: ModelSettings = ModelSettings()
     plugins: PluginSettings = PluginSettings()
     process: ProcessSettings = ProcessSettings()
@@ -74,7 +74,7 @@ class Settings(BaseModel):
             if key not in known:
                 raise ConfigError(f"unknown config key {key!r}{near_matches(str(key), known)}")
         refuse_targets(config)
-        groups = {group: _choice(group, config.get(group)) for group in GROUPS}
+        groups = {group: _selection(group, config.get(group)) for group in GROUPS}
         model_values = groups["model"].values
         own = {key: model_values.pop(key) for key in MODEL_KEYS if key in model_values}
         return cls(
@@ -97,13 +97,13 @@ class Settings(BaseModel):
         return cls.model_validate(json.loads(text))
 
 
-def _choice(group: str, section: object) -> Choice:
+def _selection(group: str, section: object) -> Selection:
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         raise ConfigError(
             f"config group {group!r} selects nothing; add `- {group}: …` to the defaults or pass {group}=…"
         )
     values = {str(k): v for k, v in section.items() if k != "name"}
-    return Choice(name=section["name"], values=values)
+    return Selection(name=section["name"], values=values)
 
 
 def refuse_targets(node: object, path: str = "") -> None:

@@ -6,7 +6,6 @@ Whatever is not a message of this version is a `WireError`.
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Literal
 
 import msgspec
@@ -191,11 +190,3 @@ def _too_large(delta: TokenDelta) -> TokenDelta:
         finish_reason=FinishReason.ERROR,
         error=f"the result is larger than {MAX_FRAME_BYTES} bytes; ask for fewer logprobs",
     )
-
-
-def code_version() -> str:
-    """Version of the installed distribution; the two processes must agree, also after an upgrade on disk."""
-    try:
-        return metadata.version("nonet")
-    except metadata.PackageNotFoundError:
-        return "0+source"

@@ -19,6 +19,7 @@ from core.lab.workloads import FixedLengths
 from core.progress import ProgressBars
 from core.session import Session, log_to_stderr, open_session, start_front
 from core.settings import validated
+from core.version import nonet_version
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,6 +53,6 @@ def machine() -> dict[str, str]:
     return {
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "nonet": version("nonet"),
+        "nonet": nonet_version(),
         "torch": version("torch"),
     }

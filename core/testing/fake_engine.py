@@ -45,7 +45,7 @@ def fake_tokens(request: EngineRequest) -> list[int]:
     return [(start + 7 * position * position) % VOCAB_SIZE for position in range(request.params.max_tokens)]
 
 
-class FakeEngine:
+class FakeEngineLoop:
     def __init__(self, settings: FakeSettings) -> None:
         self._settings = settings
         self._requests: dict[str, EngineRequest] = {}
@@ -116,7 +116,7 @@ class FakeEngine:
             time.sleep(self._settings.step_s)
 
 
-def build(settings_json: str, progress: Callable[[str, int, int], None]) -> FakeEngine:
+def build(settings_json: str, progress: Callable[[str, int, int], None]) -> FakeEngineLoop:
     """Engine factory, with the signature of `core.assembly.build_engine_from_json`."""
     try:
         settings = FakeSettings.model_validate_json(settings_json)
@@ -131,4 +131,4 @@ def build(settings_json: str, progress: Callable[[str, int, int], None]) -> Fake
     if settings.fail_start:
         kind: type[Exception] = getattr(errors, settings.fail_start, RuntimeError)
         raise kind(f"the fake engine\ncannot start: {settings.fail_start}")
-    return FakeEngine(settings)
+    return FakeEngineLoop(settings)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from core.client import EngineClient, EngineStatus, InlineClient, ProcessClient, ProcessSettings
+from core.client import EngineClient, EngineProcessSettings, EngineStatus, InlineClient, ProcessClient
 from core.errors import ConfigError, EngineDeadError, ModelFileError, NonetError, OverloadedError, PluginError
 from core.outputs import StepOutput
 from core.request import EngineRequest, FinishReason, SamplingParams
-from core.testing.fake_engine import FakeEngine, build, fake_tokens
+from core.testing.fake_engine import FakeEngineLoop, build, fake_tokens
 
 FACTORY = "core.testing.fake_engine:build"
 Make = Callable[..., EngineClient]
@@ -27,7 +27,7 @@ def make_inline(**settings: Any) -> InlineClient:
 
 
 def make_process(**settings: Any) -> ProcessClient:
-    policy = ProcessSettings(on_engine_death="exit", start_timeout=20)
+    policy = EngineProcessSettings(on_engine_death="exit", start_timeout=20)
     return ProcessClient(json.dumps(settings), settings=policy, _factory=FACTORY)
 
 
@@ -381,9 +381,9 @@ def test_one_client_serves_several_event_loops() -> None:
 
 async def test_back_pressure_bounds_the_steps_ahead() -> None:
     """F04, counted where the engine can be seen: it stops a fixed number of steps ahead of the front."""
-    engines: list[FakeEngine] = []
+    engines: list[FakeEngineLoop] = []
 
-    def build_engine() -> FakeEngine:
+    def build_engine() -> FakeEngineLoop:
         engines.append(build("{}", lambda what, done, total: None))
         return engines[0]
 

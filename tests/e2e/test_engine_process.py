@@ -27,10 +27,11 @@ import zmq
 
 from core import client as client_module
 from core.child import EngineChild
-from core.client import EngineStatus, ProcessClient, ProcessSettings
+from core.client import EngineProcessSettings, EngineStatus, ProcessClient
 from core.errors import ConfigError, EngineDeadError, OverloadedError, PluginError, RequestError
 from core.request import EngineRequest, FinishReason, SamplingParams
 from core.testing.fake_engine import fake_tokens
+from core.version import nonet_version
 from core.wire import (
     Add,
     AnyMessage,
@@ -43,7 +44,6 @@ from core.wire import (
     Shutdown,
     StartFailed,
     Stopped,
-    code_version,
     decode,
     encode,
 )
@@ -74,7 +74,7 @@ async def make() -> AsyncIterator[Make]:
     made: list[ProcessClient] = []
 
     def build(policy: dict[str, Any] | None = None, plugins: list[str] | None = None, **fake: Any) -> ProcessClient:
-        settings = ProcessSettings(**{"start_timeout": 20, **(policy or {})})
+        settings = EngineProcessSettings(**{"start_timeout": 20, **(policy or {})})
         client = ProcessClient(json.dumps(fake), plugins=plugins, settings=settings, _factory=FACTORY)
         made.append(client)
         return client
@@ -301,7 +301,7 @@ async def test_a_request_past_the_frame_bound_is_refused_alone(make: Make) -> No
     two = [large, msgspec.structs.replace(large, request_id="large2")]  # together past the bound, each within it
     client.send_add(two)
     await finish(client, "large2")
-    unsendable = msgspec.structs.replace(large, prompt_token_ids=[1], params=SamplingParams(extra={"p": object()}))
+    unsendable = msgspec.structs.replace(large, prompt_token_ids=[1], params=SamplingParams(logit_bias={1: object()}))
     with pytest.raises(RequestError, match="cannot cross"):
         client.send_add([unsendable])
     await check_serves(client, "after")
@@ -419,7 +419,7 @@ async def test_plugin_sets_are_compared(make: Make) -> None:
 
 
 async def test_versions_are_compared(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "code_version", lambda: "99.1")
+    monkeypatch.setattr(client_module, "nonet_version", lambda: "99.1")
     client = make()
     with pytest.raises(PluginError, match=r"version.*99\.1"):
         await client.start()
@@ -538,7 +538,7 @@ async def test_the_engine_survives_bad_frames(socket_home: Path) -> None:
     child.stdin.flush()
     try:
         receive(router, Loading)
-        hello = Hello(version=code_version(), settings="{}")
+        hello = Hello(version=nonet_version(), settings="{}")
         router.send_multipart([b"the-child", encode(hello)])
         receive(router, Ready)
         bad = [*JUNK, encode(Stopped(reason="not yours")), b"\x02" + encode(Shutdown())[1:], encode(hello)[:-1]]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from core import session as session_module
-from core.client import ProcessClient, ProcessSettings
+from core.client import EngineProcessSettings, ProcessClient
 from core.errors import ConfigError, ModelFileError
 from core.front import Front
 from core.model import sources
@@ -50,7 +50,7 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[ProcessCl
         made: list[ProcessClient] = []
 
         def make(*_: object) -> ProcessClient:
-            policy = ProcessSettings(start_timeout=START_S)
+            policy = EngineProcessSettings(start_timeout=START_S)
             made.append(ProcessClient(json.dumps(fake), settings=policy, _factory=FACTORY))
             return made[-1]
 

@@ -67,7 +67,7 @@ def test_a_hook_may_have_a_name_of_its_own(install):
 
 
 def test_a_hook_that_gives_nothing_provides_nothing(install):
-    install(FakePoint("acme", plugin_with(provide_schedulers=lambda: None, provide_samplers=lambda: [])))
+    install(FakePoint("acme", plugin_with(provide_schedulers=lambda: None, provide_samplers=lambda: ())))
     (record,) = [record for record in load_plugins().records if record.name == "acme"]
     assert (record.status, record.components) == ("loaded", ())
 

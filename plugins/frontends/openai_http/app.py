@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from core.errors import NonetError
+from core.version import nonet_version
 from plugins.frontends.openai_http.auth import ApiKeys, Auth
 from plugins.frontends.openai_http.envelope import Envelope
 from plugins.frontends.openai_http.errors import answer_error
@@ -24,7 +25,7 @@ from plugins.frontends.openai_http.limits import BodyLimit, HeaderLimits
 from plugins.frontends.openai_http.metrics import HttpMetrics
 from plugins.frontends.openai_http.origins import Origins
 from plugins.frontends.openai_http.service import Service
-from plugins.frontends.openai_http.status import Status, nonet_version
+from plugins.frontends.openai_http.status import Status
 from plugins.frontends.openai_http.tokens import Tokens
 
 _REF = "#/components/schemas/{model}"

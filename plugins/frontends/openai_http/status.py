@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from core.errors import RequestError
+from core.version import nonet_version
 from plugins.frontends.openai_http.convert import check_model
 from plugins.frontends.openai_http.errors import json_response
 from plugins.frontends.openai_http.metrics import HttpMetrics
 from plugins.frontends.openai_http.service import Service
 
 _HIDDEN = ("api_key_file", "api_key_env")
-
-
-def nonet_version() -> str:
-    try:
-        return version("nonet")
-    except PackageNotFoundError:  # a bare checkout
-        return "0+unknown"
 
 
 class Status:
