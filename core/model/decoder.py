@@ -12,7 +12,7 @@ from core.batch import ModelBatch
 from core.model.arch import Architecture, read_architecture
 from core.model.interface import AttentionSpec, Linear, ModelContext
 from core.model.layers import DecoderLayer, RMSNorm
-from core.model.loader import Part, WeightLoader
+from core.model.loader import WeightLoader, WeightPart
 from core.model.model_settings import NativeSettings
 from core.model.rope import Rope
 from core.model.weights import open_weights
@@ -45,7 +45,7 @@ class NativeModel:
         arch = self.architecture
         if arch.tied_embeddings:
             return context.quant.linear(_LM_HEAD, self._embedding, None)
-        return loader.linear(_LM_HEAD, (Part(_LM_HEAD, arch.vocab_size),), arch.hidden_size, bias=False)
+        return loader.linear(_LM_HEAD, (WeightPart(_LM_HEAD, arch.vocab_size),), arch.hidden_size, bias=False)
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:

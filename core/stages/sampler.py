@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from core.batch import SamplerOutput, SamplingMetadata
 from core.request import SamplingParams
@@ -37,14 +37,14 @@ _SHAPE_OF_RANDOMNESS = frozenset({"temperature", "top_p", "top_k", "min_p"})
 _DEFAULTS = SamplingParams()
 
 
-def unsupported_fields(params: SamplingParams, supports: Collection[str]) -> tuple[str, ...]:
-    """Fields that `params` sets (to other than their default) and a sampler with `supports` would ignore.
+def unsupported_fields(params: SamplingParams, provides: Collection[str]) -> tuple[str, ...]:
+    """Fields that `params` sets (to other than their default) and a sampler that `provides` those would ignore.
 
     At temperature 0 the parameters of randomness change nothing, so any sampler honours them.
     """
     needed = SAMPLER_FIELDS - _SHAPE_OF_RANDOMNESS if params.greedy else SAMPLER_FIELDS
     asked = (name for name in sorted(needed) if getattr(params, name) != getattr(_DEFAULTS, name))
-    return tuple(name for name in asked if name not in supports)
+    return tuple(name for name in asked if name not in provides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,9 @@ class Sampler(Protocol):
     """Config group `sampler`. Runs where the model runs, once per step, on the whole [R, V] matrix.
 
     Seedable; greedy rows are exactly argmax; a row's result does not depend on its batch mates.
-    `supports` names the fields of `SAMPLER_FIELDS` that it honours; admission refuses requests that set another.
+    `Component.provides` names the fields of `SAMPLER_FIELDS` that it honours; the front refuses a request that sets another
+    before it is rendered (`core.pipeline.FrontPipeline.check_fields`).
     """
-
-    supports: ClassVar[frozenset[str]]
 
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         """`logits` [R, V] float32, may be overwritten. A bad row (NaN, all masked) goes to `errors`, never raises."""

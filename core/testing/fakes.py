@@ -19,7 +19,7 @@ from core.batch import ModelBatch, SampledRow, SamplerOutput, SchedulerOutput, V
 from core.batching import BatchBuilder
 from core.cache.kv_cache import KVCache
 from core.request import FinishReason, Request, RequestStatus, SamplingParams
-from core.stages.scheduler import Scheduler
+from core.stages.scheduler import Counts, Scheduler
 
 VOCAB_SIZE = 50
 EOS_TOKEN_ID = 7
@@ -203,7 +203,7 @@ class FakeEngine:
             self.step()
             if on_step is not None:
                 on_step(self)
-        assert self.scheduler.counts() == (0, 0), "requests are left in the queues"
+        assert self.scheduler.counts() == Counts(), "requests are left in the queues"
         assert self.cache.num_free_blocks == self.cache.num_blocks, "blocks were not given back"
 
     def _take_in(self, keep: int) -> None:
@@ -223,7 +223,7 @@ class FakeEngine:
         ids = [part.request.request_id for part in output.scheduled]
         assert len(ids) == len(set(ids)), "a request is scheduled twice in a step"
         assert output.num_scheduled_tokens <= self.limits.max_num_scheduled_tokens, "token budget exceeded"
-        assert self.scheduler.counts()[0] <= self.limits.max_num_running_reqs, "too many running requests"
+        assert self.scheduler.counts().running <= self.limits.max_num_running_reqs, "too many running requests"
         for part in output.scheduled:
             request, end = part.request, part.start + part.num_tokens
             assert part.num_tokens > 0 and request.status is RequestStatus.RUNNING

@@ -28,7 +28,7 @@ def renderer_context(tokenizer: Tokenizer, padding: int = 10) -> RendererContext
         vocab_size=width,
         max_model_len=4096,
         eos_token_ids=tokenizer.eos_token_ids,
-        unusable_token_ids=tokenizer.ids_without_text(width),
+        unusable_token_ids=tokenizer.unusable_token_ids | frozenset(range(tokenizer.vocab_size, width)),
     )
     return RendererContext(spec, tokenizer)
 

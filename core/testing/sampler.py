@@ -1,10 +1,12 @@
 """Contract suite of stage 7. A sampler's author subclasses `SamplerContract`, gives `make_sampler`, and runs pytest.
 
     class TestMine(SamplerContract):
+        provides = frozenset({"temperature", "logprobs"})  # as in its Component
+
         def make_sampler(self, model):
             return Mine(Mine.Settings(), SamplerContext(model))
 
-Tests of a parameter run where the sampler's `supports` names it. Random results are judged by their frequencies and
+Tests of a parameter run where `provides` names it. Random results are judged by their frequencies and
 by reproducibility, so a sampler may use any random stream.
 """
 
@@ -84,6 +86,8 @@ def assert_frequencies(counts: NDArray[np.int64], probabilities: NDArray[np.floa
 
 
 class SamplerContract:
+    provides: frozenset[str]
+
     def make_sampler(self, model: ModelSpec) -> Sampler:
         raise NotImplementedError("give make_sampler(model) -> Sampler")
 
@@ -91,9 +95,9 @@ class SamplerContract:
         unusable = UNUSABLE if vocab_size == VOCAB else frozenset[int]()
         model = spec_of(vocab_size, EOS, unusable)
         sampler = self.make_sampler(model)
-        missing = set(needed) - sampler.supports
+        missing = set(needed) - self.provides
         if missing:
-            pytest.skip(f"the sampler does not support {', '.join(sorted(missing))}")
+            pytest.skip(f"the sampler does not provide {', '.join(sorted(missing))}")
         return sampler, model
 
     def compare(
@@ -169,8 +173,8 @@ class SamplerContract:
     def test_a_row_does_not_depend_on_its_batch(self) -> None:
         sampler, model = self.build()
         fields = {"logprobs": 3, "repetition_penalty": 1.3, "frequency_penalty": 0.4}
-        extra = {name: value for name, value in fields.items() if name in sampler.supports}
-        shapes = list(SHAPES.values()) if "temperature" in sampler.supports else []
+        extra = {name: value for name, value in fields.items() if name in self.provides}
+        shapes = list(SHAPES.values()) if "temperature" in self.provides else []
         params = [GREEDY, *shapes, SamplingParams(temperature=0.0, **extra), SamplingParams(**extra)]  # type: ignore[arg-type]
         logits = make_logits(3 * len(params), seed=5)
         rows = [make_row(f"r{i}", params[i % len(params)], seed=i) for i in range(len(logits))]

@@ -23,7 +23,7 @@ from core.cache.paged import PagedCache
 from core.request import FinishReason, Request, SamplingParams
 from core.stages.decode import Decode, DecodeContext, Plain
 from core.stages.prefill import Chunked, Prefill, PrefillContext, Whole
-from core.stages.scheduler import Scheduler, SchedulerContext
+from core.stages.scheduler import Counts, Scheduler, SchedulerContext
 from core.testing.fakes import (
     FakeClock,
     FakeDrafts,
@@ -302,7 +302,7 @@ class SchedulerContract(_SchedulerTests):
         output = engine.scheduler.schedule()
         assert engine.scheduler.update(output, {}) == [request]
         assert request.finish_reason is FinishReason.ERROR
-        assert engine.scheduler.counts() == (0, 0)
+        assert engine.scheduler.counts() == Counts()
 
     def test_an_error_in_a_prompt_chunk_ends_that_request_only(self) -> None:
         engine = self.make_engine(chunk_size=10)

@@ -65,7 +65,7 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class VariantPlan:
     gathered: tuple[Gathered, ...]
     fresh: tuple[slice, ...]  # rows of whole sequences: their keys are the batch's own, the mask is causal
 
@@ -94,7 +94,7 @@ class Scratch:
 @dataclass(frozen=True, slots=True)
 class Metadata:
     slots: Tensor  # [T] int64
-    plans: dict[Variant, Plan]
+    plans: dict[Variant, VariantPlan]
     scratch: Scratch
 
 
@@ -180,7 +180,7 @@ class _Planner:
         self._rows = batch.query_start_loc.tolist()
         self._seq_lens = batch.seq_lens.tolist()
 
-    def plan(self, variant: Variant) -> Plan:
+    def plan(self, variant: Variant) -> VariantPlan:
         groups: dict[tuple[int, ...], list[Tile]] = defaultdict(list)
         fresh: list[slice] = []
         for request, (row, end) in enumerate(pairwise(self._rows)):
@@ -193,7 +193,7 @@ class _Planner:
                 alone = () if tile.num_queries <= MERGED_TILE else (tile.row,)
                 groups[(tile.num_queries, padded_length(tile.end_key - tile.first_key), *alone)].append(tile)
         gathered = tuple(self._gather(tiles, key[1], variant) for key, tiles in groups.items())
-        return Plan(gathered, tuple(fresh))
+        return VariantPlan(gathered, tuple(fresh))
 
     def _gather(self, tiles: Sequence[Tile], num_keys: int, variant: Variant) -> Gathered:
         first = torch.tensor([tile.first_key for tile in tiles])[:, None]

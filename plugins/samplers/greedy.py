@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 
@@ -17,12 +16,11 @@ from plugins.samplers.verify import NO_TOKEN, bad_rows, blank_index, keep_accept
 class Greedy:
     """Argmax of every row, the lowest id among equals; speculation is verified, nothing is kept between steps.
 
-    It supports no sampling parameter, and says so in `supports`: a request that asks for one is refused at admission.
+    It provides no sampling parameter: a request that asks for one is refused.
     A seed needs no support, since the answer is the same without it.
     """
 
     Settings = GreedySettings
-    supports: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, settings: GreedySettings, context: SamplerContext):
         self._blank = blank_index(context.model.unusable_token_ids, context.model.vocab_size, context.device)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from core.batch import SampledRow, SamplerOutput, SamplingMetadata, TokenLogprobs
 from core.request import SamplingParams
-from core.stages.sampler import SAMPLER_FIELDS, SamplerContext
+from core.stages.sampler import SamplerContext
 from plugins.samplers.candidates import block_maxima
 from plugins.samplers.columns import Columns, build_columns
 from plugins.samplers.logprobs import BAD_LOGITS, Logprobs, Target
 from plugins.samplers.penalties import Penalties, has_penalties
 from plugins.samplers.selection import select_tokens, take_rows
 from plugins.samplers.settings import StandardSettings
-from plugins.samplers.verify import Kept, bad_rows, blank_index, keep_accepted, sampled_logits
+from plugins.samplers.verify import AcceptedRows, bad_rows, blank_index, keep_accepted, sampled_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,6 @@ class Standard:
     """
 
     Settings = StandardSettings
-    supports: ClassVar[frozenset[str]] = SAMPLER_FIELDS
 
     def __init__(self, settings: StandardSettings, context: SamplerContext):
         model = context.model
@@ -119,7 +117,7 @@ class Standard:
         return {columns.edited[index]: reason for index, reason in found.items()}
 
     def _sampled_logprobs(
-        self, raw: RawRows, columns: Columns, kept: Kept, drawn: Sequence[int]
+        self, raw: RawRows, columns: Columns, kept: AcceptedRows, drawn: Sequence[int]
     ) -> tuple[dict[str, tuple[TokenLogprobs, ...]], dict[str, str]]:
         """(results, errors) by request id, for the tokens that count."""
         names = [(name, row) for name, part in kept.rows.items() for row in part if row in raw.where]

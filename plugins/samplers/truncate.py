@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptPrefix:
     """What may be drawn: entry i of row r for i < kept[r], with weights as sums so far."""
 
     cumulative: Floats  # [n, K], non-decreasing
@@ -44,7 +44,7 @@ class Kept:
     complete: NDArray[np.bool_]  # [n]; False where the answer lies past the K candidates
 
 
-def kept_prefix(values: NDArray[np.float32], limits: Limits, totals: Floats, vocab_size: int) -> Kept:
+def kept_prefix(values: NDArray[np.float32], limits: Limits, totals: Floats, vocab_size: int) -> KeptPrefix:
     """`values` [n, K]: logits of the best K candidates, best first, finite at index 0. `totals` [n]: weight of the whole
     vocabulary where the best token weighs 1, read for rows with top_p alone.
 
@@ -60,7 +60,7 @@ def kept_prefix(values: NDArray[np.float32], limits: Limits, totals: Floats, voc
     short = cumulative < ((limits.top_p - TOP_P_SLACK) * totals)[:, None]  # top_p not reached with this token yet
     nucleus = np.where(limits.top_p < 1.0, short.sum(1) + 1, width + 1)
     kept = np.maximum(np.minimum(eligible.sum(1), nucleus), 1)
-    return Kept(cumulative, kept, bounded | ((nucleus <= width) & limits.top_p_alone(vocab_size)))
+    return KeptPrefix(cumulative, kept, bounded | ((nucleus <= width) & limits.top_p_alone(vocab_size)))
 
 
 def _weights(values: NDArray[np.float32], temperature: Floats) -> Floats:

@@ -13,7 +13,7 @@ NO_TOKEN = -1  # id of a bad row: equals no draft, so acceptance ends there
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class AcceptedRows:
     """Row indices whose tokens count, per request, and the requests whose last counted row is bad."""
 
     rows: Mapping[str, tuple[int, ...]]
@@ -53,7 +53,7 @@ def bad_rows(peaks: torch.Tensor, stage: str) -> dict[int, str]:
     return bad
 
 
-def keep_accepted(rows: Sequence[SampledRow], token_ids: Sequence[int], bad: Mapping[int, str]) -> Kept:
+def keep_accepted(rows: Sequence[SampledRow], token_ids: Sequence[int], bad: Mapping[int, str]) -> AcceptedRows:
     """Accept a draft while the token sampled before it equals it.
 
     Every row draws with its own (seed, choice, position), so the accepted ids are exactly those of plain decoding.
@@ -67,4 +67,6 @@ def keep_accepted(rows: Sequence[SampledRow], token_ids: Sequence[int], bad: Map
         elif len(row.draft_token_ids) == len(before) and row.draft_token_ids[-1] == token_ids[before[-1]]:
             kept[row.request_id] = (*before, index)
     errors = {request_id: bad[indices[-1]] for request_id, indices in kept.items() if indices[-1] in bad}
-    return Kept({request_id: indices for request_id, indices in kept.items() if request_id not in errors}, errors)
+    return AcceptedRows(
+        {request_id: indices for request_id, indices in kept.items() if request_id not in errors}, errors
+    )

@@ -158,12 +158,3 @@ def test_what_the_selected_sampler_would_ignore_is_refused_by_name(plugins):
     assert caught.value.param == "temperature"
     with pytest.raises(RequestError, match="logit_bias"):
         check(temperature=0.0, logit_bias={5: 1.0})
-
-
-def test_samplers_declare_what_they_support():
-    from plugins.samplers.greedy import Greedy
-    from plugins.samplers.standard import Standard
-
-    plugins = load_plugins()
-    for cls, name in ((Greedy, "greedy"), (Standard, "standard")):
-        assert set(plugins.find("sampler", name).component.provides) == cls.supports

@@ -13,6 +13,7 @@ from core.request import SamplingParams
 from core.stages.sampler import SAMPLER_FIELDS, Sampler, SamplerContext, unsupported_fields
 from core.testing.sampler import SamplerContract, make_logits, make_row, metadata_of
 from core.testing.sampler_reference import ReferenceSampler, spec_of
+from plugins.samplers import provide_samplers
 from plugins.samplers.draw import uniforms
 from plugins.samplers.greedy import Greedy
 from plugins.samplers.standard import Standard
@@ -22,13 +23,20 @@ EOS = frozenset({3, 4})
 UNUSABLE = frozenset({140, 145, 149})
 
 
+PROVIDES = {component.name: frozenset(component.provides) for component in provide_samplers()}
+
+
 class TestStandard(SamplerContract):
+    provides = PROVIDES["standard"]
+
     def make_sampler(self, model: ModelSpec) -> Sampler:
         return Standard(Standard.Settings(), SamplerContext(model))
 
 
 class TestStandardInSmallPieces(SamplerContract):
     """Growth of the candidates and chunks of rows do not change a result."""
+
+    provides = PROVIDES["standard"]
 
     def make_sampler(self, model: ModelSpec) -> Sampler:
         sampler = Standard(Standard.Settings(first_candidates=2), SamplerContext(model))
@@ -37,6 +45,8 @@ class TestStandardInSmallPieces(SamplerContract):
 
 
 class TestGreedy(SamplerContract):
+    provides = PROVIDES["greedy"]
+
     def make_sampler(self, model: ModelSpec) -> Sampler:
         return Greedy(Greedy.Settings(), SamplerContext(model))
 
@@ -234,13 +244,13 @@ def test_bad_words_hold_for_every_choice_and_at_every_position() -> None:
     assert len({tuple(output) for output in outputs.values()}) == 3
 
 
-def test_supports_and_unsupported_fields() -> None:
-    assert Standard.supports == SAMPLER_FIELDS
-    assert unsupported_fields(SamplingParams(), Greedy.supports) == ()
+def test_provided_and_unsupported_fields() -> None:
+    assert PROVIDES == {"standard": SAMPLER_FIELDS, "greedy": frozenset()}
+    assert unsupported_fields(SamplingParams(), PROVIDES["greedy"]) == ()
     asked = SamplingParams(temperature=0.5, top_p=0.9, logprobs=0, seed=3)
-    assert unsupported_fields(asked, Greedy.supports) == ("logprobs", "temperature", "top_p")
-    assert unsupported_fields(asked, Standard.supports) == ()
-    assert unsupported_fields(SamplingParams(temperature=0.0, top_p=0.9), Greedy.supports) == ()
+    assert unsupported_fields(asked, PROVIDES["greedy"]) == ("logprobs", "temperature", "top_p")
+    assert unsupported_fields(asked, PROVIDES["standard"]) == ()
+    assert unsupported_fields(SamplingParams(temperature=0.0, top_p=0.9), PROVIDES["greedy"]) == ()
 
 
 def test_needs_history_names_what_overlap_would_change() -> None:

@@ -15,7 +15,7 @@ import pytest
 from core.errors import ConfigError, ModelFileError
 from core.model import pypi_source
 from core.model.file_cache import default_cache_dir, list_models, read_record, record_path, remove_model
-from core.model.pypi_source import KNOWN_WHEELS, Part, WheelModel, parse_wheel
+from core.model.pypi_source import KNOWN_WHEELS, WheelModel, WheelPart, parse_wheel
 from core.model.sources import DEFAULT_SOURCE, resolve
 
 NO_PIP = (sys.executable, "-c", "raise SystemExit('pip must not be called')")
@@ -124,7 +124,7 @@ def test_damaged_file_is_fetched_again_with_a_message(
 def split_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelModel:
     """A known model over three part wheels, like the larger built-in one."""
     data = [b"GGUF-one", b"-two", b"-three"]
-    parts = tuple(Part(f"split-part{i}", "2.0", f"split_part{i}/data/m.gguf.part0{i}") for i in range(3))
+    parts = tuple(WheelPart(f"split-part{i}", "2.0", f"split_part{i}/data/m.gguf.part0{i}") for i in range(3))
     for part, chunk in zip(parts, data, strict=True):
         make_wheel(tmp_path / "index", part.distribution, "2.0", {part.member: chunk})
     whole = b"".join(data)
@@ -246,10 +246,10 @@ def test_a_broken_zip_is_refused(index: Path, log: Path, tmp_path: Path) -> None
         resolve("pypi:tiny-model==1.0", cache_dir=tmp_path, progress=quiet, pip=copying_pip(index, log))
 
 
-TINY = Part("tiny-model", "1.0", "tiny_model/tiny.gguf")
+TINY = WheelPart("tiny-model", "1.0", "tiny_model/tiny.gguf")
 
 
-def _install(site: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, part: Part = TINY) -> Path:
+def _install(site: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, part: WheelPart = TINY) -> Path:
     info = site / f"{part.distribution.replace('-', '_')}-{part.version}.dist-info"
     info.mkdir(parents=True)
     (site / part.member).parent.mkdir(parents=True)
