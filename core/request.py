@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any
 
 import msgspec
 
@@ -51,7 +50,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # made by the renderer: each form of each bad word
     repetition_detection: RepetitionDetection | None = None
-    extra: dict[str, Any] = {}  # parameters of plugins, by plugin name
 
     @property
     def greedy(self) -> bool:

@@ -35,10 +35,6 @@ class BlockPool:
         """Blocks that nobody holds and whose content can still be found."""
         return len(self._evictable)
 
-    @property
-    def num_used(self) -> int:
-        return self.num_blocks - self.num_free
-
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
 

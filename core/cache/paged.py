@@ -55,11 +55,6 @@ class PagedCache:
     def num_free_blocks(self) -> int:
         return self._pool.num_free
 
-    @property
-    def num_cached_blocks(self) -> int:
-        """Free blocks whose content can still be found: idle means num_free_blocks == num_blocks, whatever this is."""
-        return self._pool.num_cached
-
     def lookup(self, request: Request) -> int:
         if request.block_table:
             raise ValueError(f"lookup of {request.request_id}, which holds blocks already")

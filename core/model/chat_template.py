@@ -20,6 +20,7 @@ _MAX_ERROR_CHARS = 500
 RESERVED_KWARGS = frozenset(
     {
         "add_generation_prompt",
+        "add_special_tokens",
         "bos_token",
         "chat_template",
         "cls_token",
@@ -28,6 +29,7 @@ RESERVED_KWARGS = frozenset(
         "dict",
         "documents",
         "eos_token",
+        "functions",
         "mask_token",
         "messages",
         "namespace",

@@ -102,10 +102,6 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(token)
         return found
 
-    def ids_without_text(self, width: int) -> frozenset[int]:
-        """Of ids [0, width), those never to be sampled: holes, unused tokens, padding rows of the logits."""
-        return frozenset(i for i in self.unusable_token_ids if i < width) | frozenset(range(self.vocab_size, width))
-
     def stream(self, prompt_ids: Iterable[int] = (), skip_special_tokens: bool = True) -> TokenStream:
         """Decode what follows `prompt_ids` token by token."""
         shown = (token_id for token_id in prompt_ids if not self._hides(token_id, skip_special_tokens))

@@ -1,4 +1,4 @@
-"""Stage 9, completion: finish reasons, repetition detection (R9.1). Usage and timings are made here too, on the front side."""
+"""Stage 9, completion: finish reasons, repetition detection (R9.1). Timings are made here too, on the front side."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from core.batch import SamplerOutput, SchedulerOutput, Verdict
-from core.outputs import Timings, Usage
+from core.outputs import Timings
 from core.request import FinishReason, RepetitionDetection, Request
 
 if TYPE_CHECKING:
@@ -118,12 +118,6 @@ def _self_matches(text: Sequence[int], last: int) -> list[int]:
         if shift + match > right:
             left, right = shift, shift + match
     return z
-
-
-def usage_of(num_prompt_tokens: int, num_output_tokens: Sequence[int], num_cached_tokens: int = 0) -> Usage:
-    """Usage of one call: the prompt once, the outputs of all its choices (every generated token, cut text included)."""
-    cached = min(max(num_cached_tokens, 0), num_prompt_tokens)
-    return Usage(num_prompt_tokens, sum(num_output_tokens), cached)
 
 
 def timings_of(

@@ -5,7 +5,7 @@ A frontend turns a client's words into a `GenerateRequest` and the answer's `Req
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from core.outputs import RequestOutput, StepStats
@@ -13,6 +13,7 @@ from core.request import SamplingParams
 from core.stages.renderer import Prompt, RenderedPrompt, Renderer
 
 if TYPE_CHECKING:
+    from core.metrics import Metrics
     from core.model.spec import ModelSpec
     from core.pipeline import PipelineDescription
 
@@ -104,9 +105,8 @@ class FrontendContext:
     front: FrontHalf
     description: PipelineDescription  # the nine stages with plugin, wheel and version
     served_names: tuple[str, ...] = ()  # model names that a client may use; the first is the canonical one
-    metrics: object | None = None  # prometheus_client.CollectorRegistry of this front
+    metrics: Metrics | None = None  # of this front; a frontend adds its own time to them
     drain_timeout: float = 0.0  # seconds that running requests get after SIGTERM
-    extra: dict[str, object] = field(default_factory=dict)
 
 
 class Frontend(Protocol):

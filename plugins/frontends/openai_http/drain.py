@@ -36,10 +36,6 @@ class Drain:
     def draining(self) -> bool:
         return self.signals > 0
 
-    @property
-    def num_calls(self) -> int:
-        return len(self._calls)
-
     def add(self, call: Stoppable) -> None:
         """Raises ShuttingDownError once a signal came."""
         if self.draining:

@@ -11,21 +11,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from core.errors import RequestError
+from core.model.chat_template import RESERVED_KWARGS
 from core.stages.renderer import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from plugins.frontends.openai_http.fields import printable
 from plugins.frontends.openai_http.parse import validate
 from plugins.frontends.openai_http.schema import MAX_TEXT, Message, Templated, TokenIds
 from plugins.frontends.openai_http.settings import Bounds
 
-# Arguments of the template call itself, and variables the renderer sets (bugs N6). The rest is the renderer's choice.
-RESERVED_KWARGS = frozenset(
-    (
-        *("add_generation_prompt", "continue_final_message", "add_special_tokens", "bos_token", "eos_token"),
-        *("messages", "conversation", "chat_template", "documents", "functions", "tools"),
-        *("tokenize", "tokenizer_kwargs", "return_dict", "return_tensors", "return_assistant_tokens_mask"),
-        *("raise_exception", "strftime_now"),
-    )
-)
 _TOOL_ROLES = ("tool", "function")
 _TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id")
 _TOKEN_IDS: TypeAdapter[list[int]] = TypeAdapter(TokenIds)
