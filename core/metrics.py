@@ -43,6 +43,7 @@ class Metrics:
         self.stage_seconds = counter("stage_seconds", "time spent, by stage", "stage")
         self.prompt_tokens = counter("prompt_tokens", "prompt tokens of ended requests")
         self.cached_tokens = counter("cached_prompt_tokens", "of those, found in the prefix cache")
+        self.prefix_hit_tokens = counter("prefix_hit_tokens", "prompt tokens that steps found in the prefix cache")
         self.generation_tokens = counter("generation_tokens", "generated tokens of ended requests")
         self.finished = counter("requests_finished", "choices ended, by reason", "finish_reason")
 
@@ -65,9 +66,14 @@ class Metrics:
             return
         self.steps.inc()
         self.preemptions.inc(stats.num_preemptions)
+        self.prefix_hit_tokens.inc(stats.num_cached_tokens)
         self.scheduled_tokens.labels("prefill").inc(stats.num_prefill_tokens)
         self.scheduled_tokens.labels("decode").inc(stats.num_scheduled_tokens - stats.num_prefill_tokens)
         self._add_stage_seconds(stats)
+
+    def add_frontend_seconds(self, seconds: float) -> None:
+        """Stage 1's own time, which only the frontend knows: reading requests and writing answers, waiting not counted."""
+        self.stage_seconds.labels("frontend").inc(max(seconds, 0.0))
 
     def _add_stage_seconds(self, stats: StepStats) -> None:
         # The forward pass is shared by stages 5 and 6: split by their tokens.

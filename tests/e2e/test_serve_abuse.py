@@ -67,7 +67,7 @@ def overrides(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RunningServer]:
     environ = install_plugin(folder / "site", "chaos", [HERE / "chaos_plugin.py", HERE / "chaos_sampler.py"])
-    values = ["plugins.enable=[chaos]", "frontend.default_max_tokens=16", "frontend.limits.body_seconds=2"]
+    values = ["plugins.enable=[chaos]", "admission.default_max_tokens=16", "frontend.limits.body_seconds=2"]
     environ["CHAOS_LEDGER"] = str(folder / "ledger.jsonl")
     with RunningServer([*overrides(folder), *values], environ=environ) as running:
         yield running

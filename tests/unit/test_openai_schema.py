@@ -17,10 +17,10 @@ from plugins.frontends.openai_http.answer import finish_reason, stop_reason
 from plugins.frontends.openai_http.auth import ApiKeys, tenant_of
 from plugins.frontends.openai_http.convert import (
     Caller,
-    Defaults,
     chat_request,
     check_model,
     completion_requests,
+    sampling_defaults,
     sampling_params,
 )
 from plugins.frontends.openai_http.drain import Drain
@@ -59,12 +59,12 @@ def completion_body(**fields):
 
 def chat(**fields):
     body = chat_body(**fields)
-    return chat_request(body, chat_prompt(body, body.messages, BOUNDS), CALLER, Defaults())
+    return chat_request(body, chat_prompt(body, body.messages, BOUNDS), CALLER, {})
 
 
 def completion(**fields):
     body = completion_body(**fields)
-    return completion_requests(body, prompts(body.prompt, BOUNDS), CALLER, Defaults())
+    return completion_requests(body, prompts(body.prompt, BOUNDS), CALLER, {})
 
 
 def refused(call, **fields):
@@ -351,10 +351,10 @@ def test_rules_between_fields():
 
 def test_model_defaults():
     config = {"temperature": 0.6, "top_k": 64, "do_sample": True, "top_p": None}
-    defaults = Defaults.of_model(None, config)
+    defaults = sampling_defaults(config)
     assert sampling_params(chat_body(), defaults, None, None).top_k == 64
     assert sampling_params(chat_body(temperature=1), defaults, None, None).temperature == 1.0
-    greedy = Defaults.of_model(None, {"do_sample": False, "temperature": 0.6})
+    greedy = sampling_defaults({"do_sample": False, "temperature": 0.6})
     assert sampling_params(chat_body(), greedy, None, None).temperature == 0.0
 
 

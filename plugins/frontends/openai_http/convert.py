@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from core.errors import RequestError, near_matches
@@ -30,27 +30,20 @@ class Caller:
     tenant: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """What holds where the body says nothing."""
-
-    max_tokens: int | None = None
-    sampling: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of_model(cls, max_tokens: int | None, generation_config: Mapping[str, Any]) -> Defaults:
-        found = {name: generation_config.get(name) for name in MODEL_DEFAULTS}
-        numbers = {name: value for name, value in found.items() if isinstance(value, (int, float))}
-        if generation_config.get("do_sample") is False:
-            numbers["temperature"] = 0.0
-        return cls(max_tokens, numbers)
+def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, float]:
+    """What a model's generation_config says of sampling, in our names."""
+    found = {name: generation_config.get(name) for name in MODEL_DEFAULTS}
+    numbers: dict[str, float] = {name: value for name, value in found.items() if isinstance(value, (int, float))}
+    if generation_config.get("do_sample") is False:
+        numbers["temperature"] = 0.0
+    return numbers
 
 
 def sampling_params(
-    body: Sampling, defaults: Defaults, logprobs: int | None, prompt_logprobs: int | None
+    body: Sampling, defaults: Mapping[str, float], logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """`max_tokens` stays open here: admission sets it from the GenerateRequest. Raises RequestError."""
-    values: dict[str, Any] = dict(defaults.sampling)
+    values: dict[str, Any] = dict(defaults)
     values |= {name: getattr(body, name) for name in _PLAIN if getattr(body, name) is not None}
     values |= {name: tuple(getattr(body, name)) for name in _TUPLES if getattr(body, name) is not None}
     top_k = body.top_k if body.top_k is not None else values.get("top_k", 0)
@@ -96,10 +89,10 @@ def check_model(name: str | None, served: tuple[str, ...]) -> str:
     return name
 
 
-def chat_request(body: ChatBody, prompt: Prompt, caller: Caller, defaults: Defaults) -> GenerateRequest:
+def chat_request(body: ChatBody, prompt: Prompt, caller: Caller, defaults: Mapping[str, float]) -> GenerateRequest:
     """Raises RequestError."""
     newer = body.max_completion_tokens is not None
-    max_tokens = (body.max_completion_tokens if newer else body.max_tokens) or defaults.max_tokens
+    max_tokens = body.max_completion_tokens if newer else body.max_tokens
     check_common(body, max_tokens)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("`top_logprobs` needs `logprobs: true`.", param="top_logprobs")
@@ -119,18 +112,17 @@ def chat_request(body: ChatBody, prompt: Prompt, caller: Caller, defaults: Defau
 
 
 def completion_requests(
-    body: CompletionBody, prompts: list[Prompt], caller: Caller, defaults: Defaults
+    body: CompletionBody, prompts: list[Prompt], caller: Caller, defaults: Mapping[str, float]
 ) -> list[GenerateRequest]:
     """One request per prompt; ids are made unique by the prompt's index. Raises RequestError."""
-    max_tokens = body.max_tokens or defaults.max_tokens
-    check_common(body, max_tokens)
+    check_common(body, body.max_tokens)
     if body.best_of not in (None, body.n or 1):
         raise RequestError("`best_of` is only supported where it equals `n`.", param="best_of", code="unsupported")
     echoed = body.logprobs if body.echo else None
     params = sampling_params(body, defaults, body.logprobs, echoed if echoed is not None else body.prompt_logprobs)
     ids = [caller.request_id] if len(prompts) == 1 else [f"{caller.request_id}-{i}" for i in range(len(prompts))]
     return [
-        _request(body, prompt, params, Caller(request_id, caller.tenant), max_tokens=max_tokens)
+        _request(body, prompt, params, Caller(request_id, caller.tenant), max_tokens=body.max_tokens)
         for request_id, prompt in zip(ids, prompts, strict=True)
     ]
 

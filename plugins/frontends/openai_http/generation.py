@@ -10,7 +10,6 @@ from plugins.frontends.openai_http.chat import ChatShape
 from plugins.frontends.openai_http.completions import CompletionShape
 from plugins.frontends.openai_http.convert import chat_request, check_model, completion_requests
 from plugins.frontends.openai_http.messages import chat_prompt, prompts
-from plugins.frontends.openai_http.parse import read_body
 from plugins.frontends.openai_http.schema import CompletionBody
 from plugins.frontends.openai_http.service import Service, includes_usage
 
@@ -21,7 +20,7 @@ class Generation:
 
     async def chat(self, request: Request) -> Response:
         service = self._service
-        body = await read_body(request, service.bodies.chat, service.settings.limits.json_depth)
+        body = await service.read(request, service.bodies.chat)
         model = check_model(body.model, service.served)
         prompt = chat_prompt(body, body.messages, service.settings.bounds)
         generate = chat_request(body, prompt, service.caller(request, "chatcmpl"), service.defaults)
@@ -38,7 +37,7 @@ class Generation:
 
     async def completions(self, request: Request) -> Response:
         service = self._service
-        body = await read_body(request, service.bodies.completion, service.settings.limits.json_depth)
+        body = await service.read(request, service.bodies.completion)
         model = check_model(body.model, service.served)
         add_special = body.add_special_tokens is not False
         asked = prompts(body.prompt, service.settings.bounds, add_special)

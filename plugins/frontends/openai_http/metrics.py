@@ -8,11 +8,12 @@ Refused calls never reach it; `nonet_http_requests_total` counts those by status
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from core.metrics import Metrics
 from core.stages.frontend import FrontHalf
 
 log = logging.getLogger("nonet.http")
@@ -24,10 +25,9 @@ STATUS_VALUES = ("starting", "ok", "frozen", "dead", "draining")
 class HttpMetrics:
     """Label values are bounded: `path` is a route of the application, or `other`."""
 
-    def __init__(self, front: FrontHalf, front_metrics: object | None, health_status: Callable[[], str]):
+    def __init__(self, front: FrontHalf, front_metrics: Metrics | None, health_status: Callable[[], str]):
         self._front = front
-        registry = getattr(front_metrics, "registry", front_metrics)
-        self._front_registry = registry if isinstance(registry, CollectorRegistry) else None
+        self._front_metrics = front_metrics
         self._health_status = health_status
         self._registry = CollectorRegistry()
         labels = ("method", "path", "status")
@@ -49,54 +49,28 @@ class HttpMetrics:
             log.exception("metrics failed")
 
     def collect(self) -> Iterator[Metric]:
-        """Each family once; the front's registry wins over the gauges read here."""
-        seen: set[str] = set()
-        for families in (self._front_families(), self._registry.collect(), self._gauges()):
-            for family in families:
-                if family.name not in seen:
-                    seen.add(family.name)
-                    yield family
+        """Every family once: those of `core.metrics`, of HTTP, and gauges read now."""
+        if self._front_metrics is not None:
+            yield from self._front_metrics.registry.collect()
+        yield from self._registry.collect()
+        yield from self._gauges()
 
     def exposition(self) -> bytes:
         """Prometheus text format."""
         return generate_latest(self)  # a registry is whatever has `collect`
 
-    def _front_families(self) -> Iterable[Metric]:
-        return () if self._front_registry is None else self._front_registry.collect()
-
     def _gauges(self) -> Iterator[Metric]:
-        stats, load, health = self._front.stats(), self._front.load(), self._front.health()
-        # With nothing registered at the front nothing runs, whatever the last step's numbers were (bugs P3).
-        busy = load.in_flight > 0
         values = {
-            "kv_blocks_free": stats.kv_blocks_free,
-            "kv_blocks_total": stats.kv_blocks_total,
-            "requests_running": stats.running if busy else 0,
-            "requests_waiting": stats.waiting if busy else 0,
-            "requests_in_flight": load.in_flight,
-            "engine_step_age_seconds": health.step_age,
+            "requests_in_flight": ("sequences registered at the front and not ended", self._front.load().in_flight),
+            "engine_step_age_seconds": ("since the engine's step loop last turned", self._front.health().step_age),
         }
-        for name, value in values.items():
-            yield GaugeMetricFamily(f"nonet_{name}", name.replace("_", " "), value)
+        for name, (text, value) in values.items():
+            yield GaugeMetricFamily(f"nonet_{name}", text, value)
         yield self._status()
-        yield self._step_seconds()
 
     def _status(self) -> Metric:
         family = GaugeMetricFamily("nonet_health", "1 for the present status", labels=("status",))
         status = self._health_status()
         for name in STATUS_VALUES:
             family.add_metric((name,), float(name == status))
-        return family
-
-    def _step_seconds(self) -> Metric:
-        stats = self._front.stats()
-        family = GaugeMetricFamily("nonet_step_seconds", "the last step's time, by stage", labels=("stage",))
-        seconds = {
-            "scheduler": stats.schedule_s,
-            "model": stats.build_s + stats.forward_s,
-            "sampler": stats.sample_s,
-            "completion": stats.output_s,
-        }
-        for stage, value in seconds.items():
-            family.add_metric((stage,), value)
         return family

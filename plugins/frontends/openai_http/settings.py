@@ -49,16 +49,12 @@ class Settings(_Frozen):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
     root_path: str = Field(default="", pattern=r"^(/[A-Za-z0-9._~-]+)*$")  # prefix that a proxy strips
-    served_model_name: str | None = Field(
-        default=None, min_length=1, max_length=256
-    )  # null: the names of the model group
     api_key_env: str = Field(default="NONET_API_KEY", min_length=1)  # comma-separated keys; unset: no key is needed
     api_key_file: str | None = None  # one key per line, `#` starts a comment; added to those of the environment
     allowed_hosts: tuple[str, ...] = ()  # Host names beside the loopback ones; empty and not loopback: any
     allowed_origins: tuple[str, ...] = ()  # browser origins that may call (CORS); empty: none
     admin: bool = False  # POST /reset_prefix_cache
     keep_alive_seconds: float = Field(default=10.0, gt=0, le=3600)  # SSE comment after so long without a delta
-    default_max_tokens: int | None = Field(default=None, ge=1, le=1 << 30)  # null: what is left of the context
     default_sampling: Literal["openai", "model"] = "openai"  # model: unset fields come from generation_config
     access_log: bool = False
     bounds: Bounds = Bounds()

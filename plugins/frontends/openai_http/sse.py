@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,11 +57,14 @@ class Delivery:
 class AnswerResponse(Response):
     """Runs the call while it is sent, and watches for the client's disconnect all the time."""
 
-    def __init__(self, call: Call, shape: Shape, delivery: Delivery):
+    def __init__(self, call: Call, shape: Shape, delivery: Delivery, spent: Callable[[float], None]):
+        """`spent` is told once how many seconds writing the answer's bytes took, sending them not counted."""
         super().__init__()
         self._call = call
         self._shape = shape
         self._delivery = delivery
+        self._spent = spent
+        self._write_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._call:
@@ -72,6 +76,7 @@ class AnswerResponse(Response):
                 log.info("client left; request aborted")
             finally:
                 watch.cancel()
+                self._spent(self._write_s)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -83,7 +88,9 @@ class AnswerResponse(Response):
         try:
             while (delta := await self._call.next()) is not None:
                 collected.add(delta)
+            started = time.perf_counter()
             response = json_response(self._shape.whole(collected, self._call.usage))
+            self._write_s += time.perf_counter() - started
         except ClientGoneError:
             raise
         except Exception as error:
@@ -117,7 +124,9 @@ class AnswerResponse(Response):
                 continue
             if delta is None:
                 break
+            started = time.perf_counter()
             data = b"".join(event(chunk) for chunk in self._shape.chunks(delta))
+            self._write_s += time.perf_counter() - started
             if data:
                 yield data
         if self._delivery.include_usage:

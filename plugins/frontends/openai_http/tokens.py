@@ -11,7 +11,6 @@ from core.stages.renderer import Prompt, TextPrompt
 from plugins.frontends.openai_http.convert import check_model
 from plugins.frontends.openai_http.errors import json_response
 from plugins.frontends.openai_http.messages import chat_prompt
-from plugins.frontends.openai_http.parse import read_body
 from plugins.frontends.openai_http.schema import TokenizeBody
 from plugins.frontends.openai_http.service import Service
 
@@ -22,7 +21,7 @@ class Tokens:
 
     async def tokenize(self, request: Request) -> Response:
         service = self._service
-        body = await read_body(request, service.bodies.tokenize, service.settings.limits.json_depth)
+        body = await service.read(request, service.bodies.tokenize)
         check_model(body.model, service.served)
         rendered = await service.front.render(self._prompt(body))
         answer: dict[str, Any] = {
@@ -37,7 +36,7 @@ class Tokens:
 
     async def detokenize(self, request: Request) -> Response:
         service = self._service
-        body = await read_body(request, service.bodies.detokenize, service.settings.limits.json_depth)
+        body = await service.read(request, service.bodies.detokenize)
         check_model(body.model, service.served)
         return json_response({"prompt": await service.text_of(body.tokens, "tokens")})
 
