@@ -98,6 +98,7 @@ class Front:
 
     async def enter(self, requests: Sequence[GenerateRequest]) -> list[Call]:
         """Stages 2 and 3 for calls that stand or fall together: nothing is registered unless all are."""
+        self._pipeline.admission.check_room(sum(request.params.n for request in requests), self.load())
         calls = [await self._prepared(request) for request in requests]
         load = self.load()
         for call in calls:

@@ -31,6 +31,14 @@ class AdmissionContext:
 class Admission(Protocol):
     """Config group `admission`. Called once per request, in the event loop of the front process: must not block."""
 
+    def check_room(self, num_choices: int, load: Load) -> None:
+        """Before anything is rendered: is there room for a call of `num_choices` sequences, whatever its prompts are?
+
+        Under overload a refusal must not cost a tokenizer's work. Raises OverloadedError, or RequestError where the call
+        alone is past the bound.
+        """
+        ...
+
     def admit(
         self, request: GenerateRequest, prompt_token_ids: list[int], params: SamplingParams, load: Load
     ) -> tuple[EngineRequest, ...]:
@@ -53,6 +61,9 @@ class Open:
     def __init__(self, settings: Settings, context: AdmissionContext):
         self._default_max_tokens = settings.default_max_tokens
         self._context = context
+
+    def check_room(self, num_choices: int, load: Load) -> None:
+        """There always is."""
 
     def admit(
         self, request: GenerateRequest, prompt_token_ids: list[int], params: SamplingParams, load: Load
@@ -92,10 +103,13 @@ class LoadAware:
         self._settings = settings
         self._open = Open(settings, context)
 
+    def check_room(self, num_choices: int, load: Load) -> None:
+        self._check("max_in_flight", num_choices, load.in_flight, "n")
+
     def admit(
         self, request: GenerateRequest, prompt_token_ids: list[int], params: SamplingParams, load: Load
     ) -> tuple[EngineRequest, ...]:
-        admitted = self._open.admit(request, prompt_token_ids, params, load)  # a wrong request is 400 whatever the load
+        admitted = self._open.admit(request, prompt_token_ids, params, load)
         num_prompt, n = len(prompt_token_ids), len(admitted)
         self._check("max_in_flight", n, load.in_flight, "n")
         too_long = num_prompt > self._settings.max_prompt_tokens_in_flight

@@ -92,3 +92,13 @@ def test_open_has_no_queue_bound() -> None:
     request = GenerateRequest("r", TokenPrompt([1]), SamplingParams())
     load = Load(in_flight=10**6, prompt_tokens_in_flight=10**9)
     assert len(Open(Open.Settings(), CONTEXT).admit(request, [1], SamplingParams(n=3), load)) == 3
+
+
+def test_room_is_judged_before_anything_is_rendered() -> None:
+    admission = LoadAware(LoadAware.Settings(max_in_flight=4), CONTEXT)
+    admission.check_room(4, Load())
+    with pytest.raises(OverloadedError, match="5 > admission.max_in_flight=4"):
+        admission.check_room(2, Load(in_flight=3))
+    with pytest.raises(RequestError, match="admission.max_in_flight=4"):
+        admission.check_room(5, Load())
+    Open(Open.Settings(), CONTEXT).check_room(10_000, Load(in_flight=10_000))
