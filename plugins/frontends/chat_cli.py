@@ -12,7 +12,7 @@ from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.patch_stdout import patch_stdout
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from core.errors import EngineDeadError, NonetError, near_matches
 from core.outputs import RequestOutput
@@ -38,12 +38,20 @@ class ChatCli:
         max_tokens: int | None = Field(default=1024, ge=1)
         n: int = Field(default=1, ge=1, le=1, description="a conversation has one reply")
 
+        @field_validator("logprobs")
+        @classmethod
+        def _not_shown(cls, value: int | None) -> int | None:
+            if value is not None:
+                raise ValueError("a terminal chat shows no log-probabilities; use generate input=file.jsonl")
+            return value
+
     def __init__(self, settings: Settings, context: FrontendContext):
         self._fields = settings
         self._front = context.front
         self._messages: list[dict[str, str]] = []
         self._system = settings.system
         self._last: RequestOutput | None = None
+        self._partial = ""  # what of the current reply has come
         self._turn = 0
         self._model = context.front.model.name
         self._commands: dict[str, Callable[[str], None]] = {
@@ -90,6 +98,7 @@ class ChatCli:
 
     async def _reply_to(self, text: str) -> None:
         self._messages.append({"role": "user", "content": text})
+        self._partial = ""  # here, not in the task: Ctrl-C may end the task before its first step
         task = asyncio.ensure_future(self._stream())
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, task.cancel)
@@ -113,7 +122,6 @@ class ChatCli:
 
     async def _stream(self) -> str:
         self._turn += 1
-        self._partial = ""
         system = [{"role": "system", "content": self._system}] if self._system else []
         prompt = ChatPrompt([*system, *self._messages])
         params = self._fields.params()

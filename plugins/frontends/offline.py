@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 from tqdm import tqdm
 
+from core.batch import TokenLogprobs
 from core.errors import ConfigError, NonetError, RequestError
 from core.outputs import RequestOutput
 from core.stages.frontend import FrontendContext, GenerateRequest
@@ -53,6 +54,8 @@ class Offline:
     def __init__(self, settings: Settings, context: FrontendContext):
         if (settings.prompt is None) == (settings.input is None):
             raise ConfigError('generate needs prompt="…" or input=file.jsonl, one of the two')
+        if settings.prompt is not None and settings.logprobs is not None:
+            raise ConfigError("logprobs are not shown where the text alone is printed (prompt=…); use input=file.jsonl")
         self._settings = settings
         self._front = context.front
 
@@ -155,9 +158,16 @@ def _read_lines(path: Path, defaults: dict[str, Any]) -> Iterator[Line | str]:
 
 def _choice(outputs: list[RequestOutput], index: int) -> dict[str, Any]:
     parts = [choice for output in outputs for choice in output.outputs if choice.index == index]
+    logprobs = [_logprobs(token) for part in parts for token in part.logprobs]
     return {
         "text": "".join(part.text for part in parts),
         "token_ids": [token for part in parts for token in part.token_ids],
         "finish_reason": parts[-1].finish_reason,
         "stop_reason": parts[-1].stop_reason,
+        **({"logprobs": logprobs} if logprobs else {}),
     }
+
+
+def _logprobs(token: TokenLogprobs) -> dict[str, Any]:
+    """`top` holds [token id, logprob] pairs, best first."""
+    return {"token_id": token.token_id, "logprob": token.logprob, "rank": token.rank, "top": token.top}

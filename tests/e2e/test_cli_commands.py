@@ -159,6 +159,18 @@ def test_good_lines_go_to_stdout_and_exit_with_0(nonet, model, tmp_path):
     assert texts == [greedy(model, "a", 3), greedy(model, "b", 3)]
 
 
+def test_log_probabilities_are_written_per_token(nonet, model, tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a", "logprobs": 2}\n{"prompt": "a"}\n', encoding="utf-8")
+    result = nonet("generate", "input=in.jsonl", *greedy_flags(model, 3))
+    assert result.code == 0, result.err
+    with_them, without = (json.loads(line)["choices"][0] for line in result.out.rstrip("\n").split("\n"))
+    assert [token["token_id"] for token in with_them["logprobs"]] == with_them["token_ids"] == without["token_ids"]
+    for token in with_them["logprobs"]:
+        assert token["rank"] == 1 and token["logprob"] <= 0
+        assert [token["token_id"], token["logprob"]] == token["top"][0] and len(token["top"]) == 2
+    assert "logprobs" not in without
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -167,6 +179,7 @@ def test_good_lines_go_to_stdout_and_exit_with_0(nonet, model, tmp_path):
         (["input=in.jsonl", "output=no/such/folder"], "output=no/such/folder"),
         (["input=in.jsonl", "output=in.jsonl/x"], "output="),
         (["input=nothing.jsonl"], "input=nothing.jsonl"),
+        (["prompt=hello", "logprobs=1"], "use input=file.jsonl"),
         ([], 'prompt="…"'),
     ],
 )
@@ -183,6 +196,8 @@ def test_generate_refuses_with_one_line(nonet, model, tmp_path, arguments, expec
     ("arguments", "expected"),
     [
         (["generate", "promt=hello"], "did you mean prompt"),
+        (["generate", "prompt=hello", "repetition_penalty=0.001"], "frontend.repetition_penalty"),
+        (["chat", "logprobs=1"], "a terminal chat shows no log-probabilities"),
         (["generate", "hello"], "write key=value"),
         (["generate", "prompt=hello", "temperatur=0"], "did you mean temperature"),
         (["generate", "prompt=hello", "max_tokens=many"], "max_tokens"),
@@ -243,6 +258,7 @@ def test_chat_through_a_pipe(nonet, model):
         "/set temperature 0.2",
         "/set temprature 1",
         "/set n 2",
+        "/set logprobs 2",
         "/sttas",
         "/stats",
         "/set temperature 0",
@@ -263,6 +279,7 @@ def test_chat_through_a_pipe(nonet, model):
         "temperature = 0.2\n",
         "unknown field 'temprature'; did you mean temperature",
         "n: Input should be less than or equal to 1",
+        "logprobs: Value error, a terminal chat shows no log-probabilities",
         "unknown command /sttas; did you mean stats",
         "no finished reply yet",
         "temperature = 0.0\nmax_tokens = 6\n",
