@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -131,7 +132,7 @@ def test_listing_commands_do_not_import_torch(command):
 def test_explain_prints_nine_stages_with_class_wheel_and_origin(capsys):
     from core.commands.explain import run
 
-    assert run(["+preset=chat", "scheduler.max_num_running_reqs=9"]) == 0
+    assert run(["+preset=chat", "scheduler.max_num_running_reqs=9", "process.max_restarts=5"]) == 0
     out = capsys.readouterr().out
     for line in ("1 frontend", "4 scheduler", "9 completion", "plugins.schedulers.fcfs:Fcfs"):
         assert line in out
@@ -140,6 +141,19 @@ def test_explain_prints_nine_stages_with_class_wheel_and_origin(capsys):
     assert shown["max_num_running_reqs"].endswith("override")
     assert "preset/chat.yaml" in shown["source"]
     assert "default of" in shown["max_num_scheduled_tokens"]
+    assert shown["max_restarts"].split() == ["max_restarts", "=", "5", "override"]
+    assert shown["close_timeout"].endswith("default of core.settings:ProcessSettings")
+    assert shown["disable"].endswith("default of core.settings:PluginSettings")
+
+
+def test_explain_as_json_has_the_sections_beside_the_groups(capsys):
+    from core.commands.explain import run
+
+    assert run(["--json", "process.separate=false"]) == 0
+    rows = {row["stage"]: row for row in json.loads(capsys.readouterr().out)}
+    assert list(rows) == [*GROUPS, "process", "plugins"]
+    assert rows["process"]["settings"]["separate"] == {"value": False, "origin": "override"}
+    assert rows["plugins"]["settings"]["enable"]["origin"] == "default of core.settings:PluginSettings"
 
 
 def test_what_the_selected_sampler_would_ignore_is_refused_by_name(plugins):
