@@ -3,20 +3,20 @@
 A policy says who comes first and who gives way; everything else is here, once. One step is planned in this order:
 requests that the head of waiting displaces, decodes, unfinished prompts, new admissions.
 
-Lists are kept in order of `add`, and a preempted request returns to its old place: it is never behind a newcomer.
 A request is admitted when blocks for all its known tokens are free, and gets them at once. So a prompt in chunks never
 runs out half-way, a resumed one is not preempted for its own next chunk, and a request alone always fits.
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
 from core.batch import ScheduledRequest, SchedulerOutput, Verdict
 from core.request import STATUS_OF_REASON, FinishReason, Request, RequestStatus
-from core.scheduling.plan import Blocked, Entry, Plan, in_prompt
+from core.scheduling.blocks import BlockBudget
+from core.scheduling.plan import Blocked, Plan, in_prompt
 from core.scheduling.policy import Policy, QueueSettings
+from core.scheduling.queues import Queues
 from core.stages.scheduler import Counts, SchedulerContext
 
 
@@ -32,28 +32,20 @@ class QueueScheduler:
         self._clock = context.clock
         self._max_model_len = context.max_model_len
         self._policy = policy
-        self._waiting: list[Request] = []  # in order of add; preempted ones included
-        self._running: list[Request] = []  # in order of add; exactly the requests that hold blocks
-        self._entries: dict[str, Entry] = {}
-        self._requests: dict[str, Request] = {}
-        self._num_added = 0
+        self._queues = Queues()
+        self._blocks = BlockBudget(context.cache)
         self._step = 0
         self._blocked: Blocked | None = None
 
     def add(self, request: Request) -> None:
-        if request.request_id in self._entries:
-            return  # a message that came twice; the first one lives
-        self._num_added += 1
-        self._entries[request.request_id] = Entry(order=self._num_added)
-        self._requests[request.request_id] = request
-        request.status = RequestStatus.WAITING
-        self._waiting.append(request)
+        if request.request_id not in self._queues:  # else a message that came twice; the first one lives
+            self._queues.add(request)
 
     def schedule(self) -> SchedulerOutput:
         self._step += 1
         plan = Plan(self._step, self._max_tokens)
         self._displace(plan)
-        running = self._policy.running_order(self._running)
+        running = self._policy.running_order(self._queues.running)
         # Decodes first: one token each is what clients wait for, and a long chunk can wait (idea: Sarathi-Serve).
         prompts = [request for request in running if in_prompt(request)]
         decodes = [request for request in running if not in_prompt(request)] if prompts else list(running)
@@ -83,15 +75,13 @@ class QueueScheduler:
         # A step in flight may still read and write the blocks that go back here. That is safe: device work runs in the
         # order of planning, so a step that is given these blocks writes them after the step in flight is through, and
         # that step writes no findable block, since only positions of finished steps are committed.
-        found = [
-            self._requests[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self._requests
-        ]
+        found = self._queues.find(request_ids)
         for request in found:
             self._end(request, reason)
         return found
 
     def counts(self) -> Counts:
-        return Counts(running=len(self._running), waiting=len(self._waiting))
+        return Counts(running=len(self._queues.running), waiting=len(self._queues.waiting))
 
     # Running requests
 
@@ -156,37 +146,20 @@ class QueueScheduler:
         """Blocks for `num_positions` of a running request, at the cost of others where the policy allows."""
         if self._cache.allocate(request, num_positions):
             return True
-        missing = self._num_missing(request, num_positions)
-        victims = self._policy.victims(request, self._running)
-        chosen = self._choose((victim for victim in victims if victim.request_id not in plan.planned_ids), missing, 0)
+        missing = self._blocks.num_missing(request, num_positions)
+        victims = self._policy.victims(request, self._queues.running)
+        chosen = self._blocks.choose(
+            (victim for victim in victims if victim.request_id not in plan.planned_ids), missing, 0
+        )
         self._preempt(chosen, plan)
         return bool(chosen) and self._cache.allocate(request, num_positions)
-
-    def _choose(self, victims: Iterable[Request], num_blocks: int, num_slots: int) -> list[Request]:
-        """The first victims that together free so much; none at all when all of them do not.
-
-        A victim whose blocks others hold too frees nothing and is passed over.
-        """
-        chosen: list[Request] = []
-        freed = 0
-        for victim in victims:
-            if freed >= num_blocks and len(chosen) >= num_slots:
-                break
-            freed_with = self._cache.num_freed_by([*chosen, victim])
-            if freed_with > freed or len(chosen) < num_slots:
-                chosen.append(victim)
-                freed = freed_with
-        return chosen if freed >= num_blocks and len(chosen) >= num_slots else []
 
     def _preempt(self, victims: Iterable[Request], plan: Plan) -> None:
         """Back to waiting, to be recomputed. Tokens in flight are kept when they arrive (see `_take_in`)."""
         for request in victims:
             self._cache.free(request)
-            self._running.remove(request)
-            insort(self._waiting, request, key=self._order)
-            entry = self._entries[request.request_id]
-            entry.preempted_step = plan.step
-            request.status = RequestStatus.PREEMPTED
+            self._queues.preempt(request)
+            self._queues.entry(request).preempted_step = plan.step
             request.num_computed_tokens = request.num_cached_tokens = 0
             request.num_preemptions += 1
             request.draft_token_ids = []
@@ -195,48 +168,42 @@ class QueueScheduler:
 
     def _unblock(self, plan: Plan) -> None:
         """All running requests lack blocks, so no end of one would free any: leave the pool to the first of them."""
-        if any(request.num_pending_tokens for request in self._running):
+        if any(request.num_pending_tokens for request in self._queues.running):
             return  # a step in flight may end one
         first = plan.stalled[0]
-        others = [request for request in reversed(self._running) if request is not first]
-        if self._cache.num_freed_by(others) >= self._num_missing(first, first.num_known_tokens):
+        others = [request for request in reversed(self._queues.running) if request is not first]
+        if self._cache.num_freed_by(others) >= self._blocks.num_missing(first, first.num_known_tokens):
             self._preempt(others, plan)
             self._continue(first, plan)
 
     def _displace(self, plan: Plan) -> None:
         """Let the first waiting request push running ones out, where the policy says so and it lacks slot or blocks."""
-        if not self._waiting or not self._running:
+        if not self._queues.waiting or not self._queues.running:
             return
-        head = self._policy.waiting_order(self._waiting)[0]
-        victims = self._policy.displaced_by(head, self._running)
+        head = self._policy.waiting_order(self._queues.waiting)[0]
+        victims = self._policy.displaced_by(head, self._queues.running)
         if not victims or head.num_pending_tokens:
             return
         self._cache.lookup(head)
-        missing = self._num_missing(head, head.num_known_tokens) + self._num_spare(head)
+        missing = self._blocks.num_missing(head, head.num_known_tokens) + self._num_spare(head)
         self._cache.free(head)
-        num_slots = max(len(self._running) + 1 - self._max_running, 0)
-        chosen = self._choose(victims, missing, num_slots) if missing > 0 or num_slots else []
+        num_slots = max(len(self._queues.running) + 1 - self._max_running, 0)
+        chosen = self._blocks.choose(victims, missing, num_slots) if missing > 0 or num_slots else []
         if not chosen:
             return
         self._preempt(chosen, plan)
         plan.admits = True
-        plan.token_budget -= len(self._running)  # the others keep a token each
+        plan.token_budget -= len(self._queues.running)  # the others keep a token each
         self._start(head, plan)
-        plan.token_budget += len(self._running) - (head.status is RequestStatus.RUNNING)
-
-    def _num_missing(self, request: Request, num_positions: int) -> int:
-        return self._num_blocks(num_positions) - len(request.block_table) - self._cache.num_free_blocks
-
-    def _num_blocks(self, num_positions: int) -> int:
-        return -(-num_positions // self._cache.block_size)
+        plan.token_budget += len(self._queues.running) - (head.status is RequestStatus.RUNNING)
 
     # Waiting requests
 
     def _admit(self, plan: Plan) -> None:
-        if not self._waiting or not plan.token_budget or len(self._running) >= self._max_running:
+        if not self._queues.waiting or not plan.token_budget or len(self._queues.running) >= self._max_running:
             return
-        for request in tuple(self._policy.waiting_order(self._waiting)):
-            if not plan.token_budget or len(self._running) >= self._max_running:
+        for request in tuple(self._policy.waiting_order(self._queues.waiting)):
+            if not plan.token_budget or len(self._queues.running) >= self._max_running:
                 return
             if not self._start(request, plan) and self._policy.head_of_line:
                 return
@@ -248,21 +215,21 @@ class QueueScheduler:
         if self._never_fits(request):
             self._refuse(request, plan)
             return True
-        if self._blocked and self._blocked.still(request, self._cache.num_free_blocks, len(self._running)):
+        if self._blocked and self._blocked.still(request, self._cache.num_free_blocks, len(self._queues.running)):
             return False
         num_cached = self._cache.lookup(request)
         num_tokens = self._prefill.num_tokens(request, request.num_known_tokens - num_cached, plan.token_budget)
         if not num_tokens or not self._allocate_all(request):
             self._cache.free(request)
             if num_tokens:
-                self._blocked = Blocked(request, self._cache.num_free_blocks, len(self._running))
+                self._blocked = Blocked(request, self._cache.num_free_blocks, len(self._queues.running))
             return False
         self._enter(request, num_cached)
         self._plan(request, num_tokens, plan)
         return True
 
     def _allocate_all(self, request: Request) -> bool:
-        missing = self._num_missing(request, request.num_known_tokens) + self._num_spare(request)
+        missing = self._blocks.num_missing(request, request.num_known_tokens) + self._num_spare(request)
         return missing <= 0 and self._cache.allocate(request, request.num_known_tokens)
 
     def _num_spare(self, request: Request) -> int:
@@ -270,21 +237,16 @@ class QueueScheduler:
 
         So it is not preempted again at once, and the number of preemptions of a request stays small.
         """
-        return len(self._running) + 1 if self._running and request.num_preemptions else 0
+        return len(self._queues.running) + 1 if self._queues.running and request.num_preemptions else 0
 
     def _enter(self, request: Request, num_cached: int) -> None:
-        entry = self._entries[request.request_id]
+        entry = self._queues.entry(request)
         if request.first_scheduled_time is None:
             request.first_scheduled_time = self._clock()
             entry.num_cached_first = num_cached
-        self._waiting.remove(request)
-        insort(self._running, request, key=self._order)
-        request.status = RequestStatus.RUNNING
+        self._queues.start(request)
         request.num_computed_tokens = num_cached
         request.num_cached_tokens = min(num_cached, entry.num_cached_first)  # own blocks found again are no saving
-
-    def _order(self, request: Request) -> int:
-        return self._entries[request.request_id].order
 
     # Results and endings
 
@@ -298,7 +260,7 @@ class QueueScheduler:
         request.num_pending_tokens -= num_sampled
         if part.num_drafts:
             request.draft_token_ids = []
-        if step >= self._entries[request.request_id].preempted_step:
+        if step >= self._queues.entry(request).preempted_step:
             num_rejected = min(num_sampled - len(kept), part.num_drafts)
             request.num_computed_tokens -= num_rejected
             self._cache.commit(request, part.start + part.num_tokens - num_rejected)
@@ -312,7 +274,7 @@ class QueueScheduler:
 
     def _never_fits(self, request: Request) -> bool:
         impossible = not 0 < request.num_prompt_tokens <= self._max_model_len
-        return impossible or self._num_blocks(request.num_known_tokens) > self._cache.num_blocks
+        return impossible or self._blocks.num_needed(request.num_known_tokens) > self._cache.num_blocks
 
     def _refuse(self, request: Request, plan: Plan) -> None:
         request.stop_reason = (
@@ -323,11 +285,8 @@ class QueueScheduler:
         plan.refused.append(request)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
-        running = request.status is RequestStatus.RUNNING
-        (self._running if running else self._waiting).remove(request)
+        self._queues.remove(request)
         self._cache.free(request)
-        del self._entries[request.request_id]
-        del self._requests[request.request_id]
         request.status = STATUS_OF_REASON[reason]
         request.finish_reason = reason
         request.num_pending_tokens = 0

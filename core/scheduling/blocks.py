@@ -1,0 +1,39 @@
+"""Counting in blocks: what a request needs, what lacks, and whose blocks would make up for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from core.cache.kv_cache import KVCache
+from core.request import Request
+
+
+class BlockBudget:
+    """Arithmetic over a KV cache's books. Changes nothing."""
+
+    def __init__(self, cache: KVCache):
+        self._cache = cache
+
+    def num_needed(self, num_positions: int) -> int:
+        """Blocks that `num_positions` take."""
+        return -(-num_positions // self._cache.block_size)
+
+    def num_missing(self, request: Request, num_positions: int) -> int:
+        """Blocks that lack for a request to hold `num_positions`; 0 or less when they are free."""
+        return self.num_needed(num_positions) - len(request.block_table) - self._cache.num_free_blocks
+
+    def choose(self, victims: Iterable[Request], num_blocks: int, num_slots: int) -> list[Request]:
+        """The first victims that together free so many blocks and slots; none at all when all of them do not.
+
+        A victim whose blocks others hold too frees nothing and is passed over.
+        """
+        chosen: list[Request] = []
+        freed = 0
+        for victim in victims:
+            if freed >= num_blocks and len(chosen) >= num_slots:
+                break
+            freed_with = self._cache.num_freed_by([*chosen, victim])
+            if freed_with > freed or len(chosen) < num_slots:
+                chosen.append(victim)
+                freed = freed_with
+        return chosen if freed >= num_blocks and len(chosen) >= num_slots else []

@@ -1,0 +1,93 @@
+"""The queues and the block arithmetic under the shared scheduling mechanism."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.request import Request, RequestStatus
+from core.scheduling.blocks import BlockBudget
+from core.scheduling.queues import Queues
+from core.testing.engines import paged_cache
+from core.testing.fakes import make_request
+
+
+@pytest.fixture
+def requests() -> list[Request]:
+    return [make_request(name, [1, 2, 3]) for name in "abcd"]
+
+
+@pytest.fixture
+def queues(requests: list[Request]) -> Queues:
+    queues = Queues()
+    for request in requests:
+        queues.add(request)
+    return queues
+
+
+def names(requests: list[Request]) -> str:
+    return "".join(request.request_id for request in requests)
+
+
+def test_both_queues_keep_the_order_of_add(queues: Queues, requests: list[Request]) -> None:
+    a, b, c, d = requests
+    for request in (d, b, a):
+        queues.start(request)
+    assert (names(queues.running), names(queues.waiting)) == ("abd", "c")
+    queues.preempt(b)
+    assert (names(queues.running), names(queues.waiting)) == ("ad", "bc")
+    assert [r.status for r in requests] == [
+        RequestStatus.RUNNING,
+        RequestStatus.PREEMPTED,
+        RequestStatus.WAITING,
+        RequestStatus.RUNNING,
+    ]
+
+
+def test_what_is_removed_is_unknown_and_its_id_is_free(queues: Queues, requests: list[Request]) -> None:
+    a, b, *_ = requests
+    queues.start(a)
+    queues.remove(a)
+    queues.remove(b)
+    assert (names(queues.running), names(queues.waiting)) == ("", "cd")
+    assert "a" not in queues and "c" in queues
+    assert names(queues.find(["d", "a", "d", "c"])) == "dc"
+    again = make_request("a", [1])
+    queues.add(again)
+    assert names(queues.waiting) == "cda" and queues.entry(again).preempted_step == 0
+
+
+def test_blocks_that_lack() -> None:
+    cache = paged_cache(4)
+    budget = BlockBudget(cache)
+    size = cache.block_size
+    assert [budget.num_needed(n) for n in (1, size, size + 1)] == [1, 1, 2]
+    holder, other = make_request("a", list(range(3 * size))), make_request("b", [1])
+    assert cache.allocate(holder, 3 * size)
+    assert budget.num_missing(holder, 4 * size) == 0
+    assert budget.num_missing(other, 2 * size) == 1
+
+
+def test_victims_are_chosen_in_order_until_blocks_and_slots_suffice() -> None:
+    cache = paged_cache(6)
+    budget = BlockBudget(cache)
+    first, second, third = (make_request(name, [ord(name)] * 32) for name in "abc")
+    for request, num_blocks in ((first, 1), (second, 3), (third, 2)):
+        assert cache.allocate(request, num_blocks * cache.block_size)
+    victims = [first, second, third]
+    assert names(budget.choose(victims, 1, 0)) == "a"
+    assert names(budget.choose(victims, 3, 0)) == "ab"
+    assert names(budget.choose(victims, 1, 2)) == "ab"
+    assert budget.choose(victims, 7, 0) == []
+    assert budget.choose(victims, 0, 4) == []
+
+
+def test_a_victim_whose_blocks_others_hold_is_passed_over() -> None:
+    cache = paged_cache(8)
+    prompt = list(range(32))
+    sharing = [make_request(name, prompt + [200]) for name in "ab"]
+    assert cache.allocate(sharing[0], 32)
+    cache.commit(sharing[0], 32)
+    assert cache.lookup(sharing[1]) == 32
+    alone = make_request("c", [7])
+    assert cache.allocate(alone, 1)
+    assert names(BlockBudget(cache).choose([*sharing, alone], 1, 0)) == "c"
