@@ -4,6 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 ARGS ?=
+WORKERS ?= 2
 
 .PHONY: setup serve chat test lint format types docs bench clean
 
@@ -21,7 +22,7 @@ chat: setup
 	$(RUN) -m core chat +preset=chat $(ARGS)
 
 test: setup
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

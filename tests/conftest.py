@@ -6,6 +6,9 @@ import os
 
 import pytest
 
+# Test files run side by side, and servers beside them: one thread each, or they wait for one another. Before torch loads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from core.errors import ModelFileError
 from core.model.sources import default_cache_dir, resolve
 from core.model.spec import ModelFiles
