@@ -14,7 +14,7 @@ import msgspec
 import zmq
 
 from core.process import HIGH_WATER_MARK, remove_socket_directory
-from core.wire import MAX_FRAME_BYTES, AnyMessage, Boot, WireError, decode
+from core.wire import MAX_FRAME_BYTES, AnyMessage, Boot, decode
 
 MAX_SOCKET_PATH = 100  # bytes; sun_path holds 104 on macOS and 108 on Linux
 COMMAND = (sys.executable, "-P", "-c", "from core.process import main; main()")
@@ -75,7 +75,8 @@ class EngineChild:
         poller.poll(int(timeout_s * 1000))
 
     def receive(self) -> AnyMessage | None:
-        """The next message of the child, or None when there is none now."""
+        """The next message of the child, or None when there is none now. Raises WireError for a frame of the child's
+        that is no message; a stranger's frames are dropped and counted."""
         while True:
             try:
                 sender, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -83,8 +84,6 @@ class EngineChild:
                     return decode(parts[0])
             except zmq.Again:
                 return None
-            except WireError:
-                pass
             self.dropped += 1
 
     def send(self, frame: bytes) -> bool:

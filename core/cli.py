@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 
 from core.errors import NonetError, near_matches
+from core.version import nonet_version
 
 COMMANDS = {
     "serve": "serve a model over HTTP: serve +preset=chat frontend.port=8123",
@@ -34,24 +36,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(usage())
         return 0 if arguments else 2
     command, rest = arguments[0], arguments[1:]
+    if command in ("-V", "--version", "version"):
+        print(f"nonet {nonet_version()}")
+        return 0
     if command not in COMMANDS:
         print(f"nonet: unknown command {command!r}{near_matches(command, COMMANDS)}", file=sys.stderr)
         return 2
     if rest and rest[0] in ("-h", "--help"):
-        print(COMMANDS[command])
+        print(f"nonet {command}: {COMMANDS[command]}")
+        print("`nonet explain +preset=chat` prints every key with its value; docs/configs.md has those used most.")
         return 0
     return _run(command, rest)
 
 
 def _run(command: str, arguments: list[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     try:
         run = importlib.import_module(f"core.commands.{command}").run
         return int(run(arguments))
     except NonetError as error:
         print(f"nonet {command}: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # a full disk, a closed stream
+        print(f"nonet {command}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"nonet {command}: {_missing(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `nonet plugins | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    return f"{error.name} is not installed for {sys.executable}; run `make setup` and use .venv/bin/python, or pip install nonet"

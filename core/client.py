@@ -86,6 +86,7 @@ class EngineProcessSettings(BaseModel):
 
     start_timeout: float = Field(default=600.0, gt=0, description="from the start of the process to Ready")
     probe_timeout: float = Field(default=10.0, gt=0, description="silence of the step loop that counts as frozen")
+    freeze_timeout: float = Field(default=300.0, gt=0, description="silence after which a frozen engine is replaced")
     close_timeout: float = Field(default=2.0, gt=0, description="beyond the drain time, before the process is killed")
     on_engine_death: Literal["restart", "exit"] = "restart"
     max_restarts: int = Field(default=3, ge=0, description="in a row, without one request that ended well between")
@@ -232,6 +233,8 @@ class ProcessClient(ThreadClient[bytes]):
                 return self._end
             if died:
                 return EngineDeadError(f"the engine process {_exit_words(child.exit_status)}")
+            if self._status is EngineStatus.OK and self.health().step_age > self._settings.freeze_timeout:
+                return EngineDeadError(f"the engine was silent for freeze_timeout={self._settings.freeze_timeout:g} s")
             if self._status is EngineStatus.STARTING:
                 if self._closing or self._killed:
                     return EngineDeadError("closed while starting")
@@ -259,7 +262,11 @@ class ProcessClient(ThreadClient[bytes]):
         if self._inbox.full:
             self._seen(time.monotonic())  # we do not listen: its silence is ours
         while (everything or not self._inbox.full) and self._end is None:
-            message = child.receive()
+            try:
+                message = child.receive()
+            except WireError as error:  # of our own engine: an output may be lost, and nobody knows whose
+                self._end = EngineDeadError(f"the engine sent what is no message: {error}")
+                return
             if message is None:
                 return
             self._handle(child, message)

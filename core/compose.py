@@ -28,6 +28,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from core.errors import ConfigError, near_matches
 from core.hookspecs import GROUPS
@@ -103,9 +104,32 @@ def compose(overrides: Sequence[str], plugins: Plugins) -> ComposedConfig:
             _refuse_resolvers(values)
             values = OmegaConf.to_container(config, resolve=True)
             assert isinstance(values, dict)
+            _refuse_misplaced(values)
             return ComposedConfig({str(k): v for k, v in values.items()}, _origins(checked))
+        except YAMLError as error:
+            raise ConfigError(f"a config file is not YAML: {_one_line(error)}") from None
         except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(_one_line(error)) from None
+            raise ConfigError(_one_line(error) + _hint(str(error))) from None
+
+
+def _refuse_misplaced(values: Mapping[Any, Any]) -> None:
+    for group in FREE_GROUPS:
+        if group in values:
+            raise ConfigError(
+                f"a {group} file must begin with the line `# @package _global_`; without it its keys go nowhere"
+            )
+
+
+def _hint(message: str) -> str:
+    """What Hydra's words about a defaults list lead to: near matches of the option or the group, or how to override."""
+    if found := re.search(r"Could not find '(\w+)/([^']+)'", message):
+        return near_matches(found[2], options(found[1]))
+    if found := re.search(r"Could not override '([^']+)'", message):
+        return near_matches(found[1].lstrip("/"), GROUPS)
+    if found := re.search(r"Multiple values for (\w+)", message):
+        several = f"; several are written +{found[1]}=[a,b]" if found[1] in FREE_GROUPS else ""
+        return f"; in a file, write `- override /{found[1]}: …`{several}"
+    return ""
 
 
 def disabled_by(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -132,6 +156,10 @@ def _parsed(overrides: Sequence[str]) -> list[Override]:
     parser = OverridesParser.create()
     parsed = []
     for text in overrides:
+        if text.startswith("-") or ("=" not in text and not text.startswith("~")):
+            raise ConfigError(
+                f"cannot read the override {text!r}: write key=value, as in frontend.port=8123 or +preset=chat"
+            )
         try:
             parsed += parser.parse_overrides([_with_quoted_source(text)])
         except HydraException as error:
@@ -162,6 +190,8 @@ def _checked(override: Override, plugins: Plugins) -> str:
 
 def _checked_option(override: Override, group: str, line: str, plugins: Plugins) -> str:
     choice = override.value()
+    if not override.is_delete() and not isinstance(choice, str | list):
+        raise ConfigError(f"{group}={choice!r} selects nothing; choose one of: {', '.join(options(group))}")
     for name in [choice] if isinstance(choice, str) else choice if isinstance(choice, list) else []:
         if name not in options(group):
             hint = near_matches(str(name), options(group)) + plugins.failures()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.batch import ModelBatch, SamplerOutput, ScheduledRequest, SchedulerOutput, TokenLogprobs, Verdict
 from core.model.interface import StepResult
@@ -16,6 +17,8 @@ from core.wire import EngineInfo
 log = logging.getLogger("nonet.engine")
 
 MAX_LOST_STEPS = 3
+MAX_STALLED_STEPS = 1000
+STALL_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Engine:
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._last_step = 0
         self._step_ended: float | None = None  # of the step before, while there is work
+        self._num_stalled = 0  # empty plans in a row, while requests wait
         self._lost_steps = 0  # in a row, in which every one of several requests failed
 
     def step(self) -> StepOutput:
@@ -52,6 +56,7 @@ class Engine:
         plan = self._scheduler.schedule()  # 4 scheduler: who runs; asks 5 prefill and 6 decode how many tokens each
         if plan.is_empty:
             return self._idle(plan)
+        self._num_stalled = 0
         scheduled = self._clock()
         batch = self._build(plan)  # 5 prefill chunks and 6 decodes, in one mixed batch
         built = self._clock()
@@ -93,7 +98,24 @@ class Engine:
                 return StepResult(_failed(plan.scheduled[0], error))
             return self._execute_one_by_one(plan)
         self._lost_steps = 0
-        return result
+        return (
+            result
+            if self._in_vocabulary(result.sampled)
+            else replace(result, sampled=self._without_strays(result.sampled))
+        )
+
+    def _in_vocabulary(self, sampled: SamplerOutput) -> bool:
+        size = self._pipeline.model.vocab_size
+        return all(type(i) is int and 0 <= i < size for ids in sampled.token_ids.values() for i in ids)
+
+    def _without_strays(self, sampled: SamplerOutput) -> SamplerOutput:
+        """A sampler plugin's ids that are none of the model's fail the requests they were meant for."""
+        errors = dict(sampled.errors)
+        for request_id, ids in sampled.token_ids.items():
+            if not self._in_vocabulary(SamplerOutput({request_id: ids})):
+                errors[request_id] = f"the sampler returned {ids!r}, which are no token ids of the model"
+        kept = {request_id: ids for request_id, ids in sampled.token_ids.items() if request_id not in errors}
+        return replace(sampled, token_ids=kept, errors=errors)
 
     def _execute_one_by_one(self, plan: SchedulerOutput) -> StepResult:
         """Find who broke the step. KV writes are idempotent, so running a request's share again is safe.
@@ -120,7 +142,18 @@ class Engine:
         self._forget([*plan.preempted, *plan.refused])
         if not self.has_work():
             self._pipeline.cache.check()
+        elif not plan.refused:
+            self._stall()
         return StepOutput(deltas=[_ending(request) for request in plan.refused], stats=self._gauges())
+
+    def _stall(self) -> None:
+        """Requests wait and nothing was planned. A pause, so that two processes do not spin; then the engine gives up."""
+        self._num_stalled += 1
+        if self._num_stalled >= MAX_STALLED_STEPS:
+            raise RuntimeError(
+                f"nothing was planned in {self._num_stalled} steps, though {self._scheduler.counts()} wait"
+            )
+        time.sleep(STALL_PAUSE_S)
 
     def _deltas(
         self, plan: SchedulerOutput, sampled: SamplerOutput, verdicts: Mapping[str, Verdict], ended: Sequence[Request]

@@ -22,7 +22,7 @@ from core.errors import EngineDeadError, GenerationError, NonetError
 from core.outputs import RequestOutput, RequestRecord, StepOutput, StepStats, TokenDelta
 from core.pipeline import FrontPipeline
 from core.progress import Progress
-from core.request import FinishReason, SamplingParams
+from core.request import EngineRequest, FinishReason, SamplingParams
 from core.stages.detokenizer import TextDelta
 from core.stages.frontend import Deltas, GenerateRequest, Health, Load
 from core.stages.renderer import Prompt, RenderedPrompt, Renderer
@@ -104,7 +104,8 @@ class Front:
         for call in calls:
             started = self._clock()
             request = replace(call.request, request_id=call.key)
-            call.sequences = self._pipeline.admission.admit(request, call.prompt_token_ids, call.params, load)
+            sequences = self._pipeline.admission.admit(request, call.prompt_token_ids, call.params, load)
+            call.sequences = _checked(sequences, request)
             call.admit_s = self._clock() - started
             load = _with_call(load, call)
         for index, call in enumerate(calls):
@@ -285,6 +286,15 @@ def _guarded(observer: Callable[..., None], record: StepStats | RequestRecord) -
         observer(record)
     except Exception:  # an observer can never fail a request
         log.exception("observer %r failed", observer)
+
+
+def _checked(sequences: Sequence[EngineRequest], request: GenerateRequest) -> tuple[EngineRequest, ...]:
+    """An admission that makes other sequences than asked for would leave choices without an end."""
+    expected = [f"{request.request_id}#{choice}" for choice in range(request.params.n)]
+    if [getattr(sequence, "request_id", None) for sequence in sequences or ()] != expected:
+        log.error("the admission plugin returned %r for %s", sequences, request.request_id)
+        raise GenerationError("the admission plugin did not return one sequence per choice")
+    return tuple(sequences)
 
 
 def _with_call(load: Load, call: Call) -> Load:

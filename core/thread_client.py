@@ -184,6 +184,8 @@ class ThreadClient(ABC, Generic[Item]):
             raise EngineDeadError(self._detail if not self._closing else "the engine is shutting down")
         if self._status is not EngineStatus.OK or self._inbox.holds_death:
             raise OverloadedError("the engine is starting; try again later")
+        if self.health().status is EngineStatus.FROZEN:
+            raise OverloadedError("the engine does not answer; try again later")
 
     def _seen(self, loop_time: float) -> None:
         self._last_seen = max(self._last_seen, loop_time)

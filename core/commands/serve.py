@@ -16,15 +16,16 @@ from core.session import log_to_stderr, open_session, run_frontend
 
 def run(arguments: Sequence[str]) -> int:
     log_to_stderr()
-    previous = signal.signal(signal.SIGTERM, _end_start)
+    signal.signal(signal.SIGTERM, _end_start)
     try:
         session = open_session(arguments)
         asyncio.run(run_frontend(session, ProgressBars()))
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # on the way out: one more signal must not change the exit status
     return 0
 
 
 def _end_start(signum: int, frame: FrameType | None) -> None:
     """An exception, so that a blocking download ends too; on its way out the engine is closed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(0)

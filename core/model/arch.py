@@ -23,6 +23,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_pytorch_tanh",
 }
 
+MAX_LAYERS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
@@ -159,7 +161,10 @@ def _layer_kinds(fields: _Fields, family: Family) -> tuple[str, ...]:
 
 
 def _usual_kinds(fields: _Fields, family: Family) -> tuple[str, ...]:
-    layers = range(fields.positive_int("num_hidden_layers"))
+    num_layers = fields.positive_int("num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        raise ConfigError(f"config key num_hidden_layers: {num_layers} is past the {MAX_LAYERS} that any model has")
+    layers = range(num_layers)
     if family.windows == "none" or _window(fields, family) is None:
         return tuple(FULL for _ in layers)
     if family.windows == "all":

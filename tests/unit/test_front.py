@@ -382,6 +382,15 @@ async def test_the_pool_is_checked_when_the_engine_has_become_idle(monkeypatch):
         assert checked
 
 
+@pytest.mark.parametrize("answer", [(), None, ("not", "sequences")])
+async def test_an_admission_that_makes_other_sequences_than_asked_for_fails_the_call(answer):
+    async with Harness() as h:
+        h.front._pipeline.admission.admit = lambda *arguments: answer
+        with pytest.raises(GenerationError, match="admission plugin"):
+            await asyncio.wait_for(collect(h.front, request(n=2)), 5)
+        await h.assert_whole()
+
+
 async def test_calls_that_are_being_rendered_count_as_load():
     async with Harness() as h:
         release = threading.Event()
