@@ -1,20 +1,32 @@
-"""Offline frontend: one prompt whose answer is printed, or a JSONL file of prompts answered into another."""
+"""Offline frontend: one prompt whose answer is printed, or a JSONL file of prompts answered into another.
+
+A line of the input is a JSON object with exactly one of `prompt` (text), `prompt_token_ids` (numbers) and `messages` (a chat,
+through the model's template), and optionally an `id` and any field of `SamplingFields`, which wins over the command line's:
+
+    {"id": "a", "prompt": "Once upon a time", "max_tokens": 32}
+    {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
+
+A line of the output is `{"id", "choices": [{"text", "token_ids", "finish_reason", "stop_reason", "logprobs"?}], "usage"}` or
+`{"id", "error"}`, in the order of the input; `docs/generate.md` has it all.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from tqdm import tqdm
 
 from core.batch import TokenLogprobs
-from core.errors import ConfigError, NonetError, RequestError
+from core.errors import ConfigError, NonetError, RequestError, near_matches
 from core.outputs import RequestOutput
 from core.stages.frontend import FrontendContext, GenerateRequest
 from core.stages.renderer import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -24,7 +36,7 @@ from plugins.frontends.sampling_fields import SamplingFields
 class Line(SamplingFields):
     """One line of the input file: exactly one of prompt, prompt_token_ids or messages, and sampling fields of its own."""
 
-    id: str | int | None = None
+    id: str | int | None = None  # as read from a file: the line's number, from 1, where the line has none
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     messages: tuple[dict[str, Any], ...] | None = None
@@ -41,6 +53,14 @@ class Line(SamplingFields):
         return ChatPrompt([{"role": "user", "content": text}]) if chat else TextPrompt(text)
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A line that is no request."""
+
+    id: str | int
+    error: str
+
+
 class Offline:
     """`generate prompt="…"` prints the text alone; `generate input=in.jsonl output=out.jsonl` keeps the lines' order."""
 
@@ -50,6 +70,16 @@ class Offline:
         input: Path | None = Field(default=None, description="JSONL, one request per line")
         output: Path | None = Field(default=None, description="JSONL of answers; null: stdout")
         concurrency: int = Field(default=64, ge=1, le=4096)
+
+        @field_validator("input")
+        @classmethod
+        def _readable(cls, path: Path | None) -> Path | None:
+            """Settings are checked before the model is read, which takes far longer than to see that a file is missing.
+            Raises ConfigError and not ValueError: `input=` is what the user wrote, and pydantic lets it through as it is.
+            """
+            if path is not None:
+                _check_readable(path)
+            return path
 
     def __init__(self, settings: Settings, context: FrontendContext):
         if (settings.prompt is None) == (settings.input is None):
@@ -87,9 +117,9 @@ class Offline:
         slots = asyncio.Semaphore(self._settings.concurrency)
         bar = tqdm(total=len(lines), desc="requests", file=sys.stderr, disable=None)
 
-        async def answer(index: int, line: Line | str) -> dict[str, Any]:
+        async def answer(index: int, line: Line | Refused) -> dict[str, Any]:
             async with slots:
-                answered = {"error": line} if isinstance(line, str) else await self._answer(str(index), line)
+                answered = asdict(line) if isinstance(line, Refused) else await self._answer(str(index), line)
             bar.update()
             return answered
 
@@ -129,31 +159,56 @@ class Offline:
             with path.open(mode, encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
-            raise ConfigError(f"output={path}: {error}") from None
+            raise ConfigError(f"output={path}: {error.strerror or error}") from None
 
 
 def _sampling(settings: Offline.Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in SamplingFields.model_fields}
 
 
-def _read_lines(path: Path, defaults: dict[str, Any]) -> Iterator[Line | str]:
+def _check_readable(path: Path) -> None:
+    if not path.exists():
+        raise ConfigError(f"input={path}: no such file")
+    if path.is_dir():
+        raise ConfigError(f"input={path}: is a folder; name a JSONL file, one request per line")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"input={path}: may not be read; see its permissions")
+
+
+def _read_lines(path: Path, defaults: dict[str, Any]) -> Iterator[Line | Refused]:
     """A line that is no request becomes its error message, so that the others are still answered."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"input={path}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"input={path}: is not UTF-8 text (byte {error.start}); convert it first") from None
+    except OSError as error:
+        raise ConfigError(f"input={path}: {error.strerror or error}") from None
     for number, row in enumerate(text.split("\n"), start=1):  # `splitlines` would also split at U+2028 inside a prompt
-        if not row.strip():
-            continue
-        try:
-            values = json.loads(row)
-            if not isinstance(values, dict):
-                raise ValueError("a line must be a JSON object")
-            yield Line.model_validate({**defaults, **values})
-        except ValidationError as error:
-            yield f"line {number}: " + "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        except (ValueError, RecursionError) as error:
-            yield f"line {number}: {error}"
+        if row.strip():
+            yield _read_line(number, row, defaults)
+
+
+def _read_line(number: int, row: str, defaults: dict[str, Any]) -> Line | Refused:
+    name: str | int = number
+    try:
+        values = json.loads(row)
+        if not isinstance(values, dict):
+            raise ValueError("a line must be a JSON object")
+        given = values.get("id")
+        name = number if given is None or not isinstance(given, str | int) else given
+        values["id"] = number if given is None else given
+        return Line.model_validate({**defaults, **values})
+    except ValidationError as error:
+        return Refused(name, f"line {number}: " + "; ".join(_problem(found) for found in error.errors()))
+    except (ValueError, RecursionError) as error:
+        return Refused(name, f"line {number}: {error}")
+
+
+def _problem(found: Any) -> str:
+    field = ".".join(map(str, found["loc"]))
+    if found["type"] == "extra_forbidden":
+        return f"unknown field {field!r}{near_matches(field, Line.model_fields)}"
+    return f"{field}: {found['msg']}"
 
 
 def _choice(outputs: list[RequestOutput], index: int) -> dict[str, Any]:
