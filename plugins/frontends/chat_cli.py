@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import termios
 import threading
-from collections.abc import Callable
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 from prompt_toolkit import PromptSession
@@ -22,11 +23,15 @@ from plugins.frontends.sampling_fields import SamplingFields
 
 HELP = """/system TEXT      set the system message (empty: none); starts the chat anew
 /set FIELD VALUE  change a sampling field: /set temperature 0.2
+/set FIELD        its value; /set FIELD null clears it
 /show             sampling fields and system message
 /stats            TTFT, TPOT and tokens/s of the last reply
 /reset            forget the conversation
 /help             this list
 /exit             leave (or Ctrl-D)"""
+
+SETTABLE = tuple(name for name in SamplingFields.model_fields if name not in ("n", "logprobs"))  # those two are refused
+CLEARED: dict[str, Any] = {"stop": (), "stop_token_ids": ()}  # what null means where a field cannot be null
 
 
 class ChatCli:
@@ -34,7 +39,8 @@ class ChatCli:
 
     class Settings(SamplingFields):
         system: str | None = None
-        temperature: float = Field(default=0.7, ge=0, le=100)
+        temperature: float = Field(default=0.2, ge=0, le=100)  # small quantized models ramble at the usual 0.7
+        top_p: float = Field(default=0.9, gt=0, le=1)
         max_tokens: int | None = Field(default=1024, ge=1)
         n: int = Field(default=1, ge=1, le=1, description="a conversation has one reply")
 
@@ -103,7 +109,8 @@ class ChatCli:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, task.cancel)
         try:
-            reply = await task
+            with quiet_keyboard():
+                reply = await task
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
@@ -147,10 +154,16 @@ class ChatCli:
 
     def _set(self, rest: str) -> None:
         field, _, value = rest.partition(" ")
+        if not field:
+            print(f"usage: /set FIELD VALUE, as in /set temperature 0.2; fields: {', '.join(SETTABLE)}")
+            return
         if field not in SamplingFields.model_fields:
             print(f"unknown field {field!r}{near_matches(field, SamplingFields.model_fields)}")
             return
-        parsed: Any = None if value in ("null", "none", "") else value
+        if not value.strip():
+            print(f"{field} = {getattr(self._fields, field)}   (/set {field} VALUE changes it)")
+            return
+        parsed: Any = CLEARED.get(field) if value in ("null", "none") else value
         try:
             values = {**self._fields.model_dump(), field: parsed}
             self._fields = type(self._fields).model_validate(values)
@@ -159,8 +172,9 @@ class ChatCli:
             print(f"{field}: {error.errors()[0]['msg']}")
 
     def _show(self, _: str) -> None:
-        for name, value in self._fields.model_dump().items():
-            print(f"{name} = {self._system if name == 'system' else value}")
+        for name in SETTABLE:
+            print(f"{name} = {getattr(self._fields, name)}")
+        print(f"system = {self._system}")
 
     def _stats(self, _: str) -> None:
         timings = self._last.outputs[-1].timings if self._last and self._last.outputs else None
@@ -177,6 +191,27 @@ class ChatCli:
     def _reset(self, _: str) -> None:
         self._messages.clear()
         print("conversation cleared")
+
+
+@contextmanager
+def quiet_keyboard() -> Iterator[None]:
+    """While a reply streams, keys are not mixed into it, and are dropped before the next prompt. Ctrl-C stays a signal.
+
+    Does nothing where stdin is no terminal: what waits in a pipe is the next line.
+    """
+    if not sys.stdin.isatty():
+        yield
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    quiet = termios.tcgetattr(fd)
+    quiet[3] &= ~termios.ECHO  # 3: the local flags
+    termios.tcsetattr(fd, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcflush(fd, termios.TCIFLUSH)
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 async def read_line() -> str:

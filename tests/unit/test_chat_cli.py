@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import termios
 
 import pytest
 
 from core.pipeline import PipelineDescription
 from core.stages.frontend import FrontendContext
 from core.testing.fake_front import FakeFront, Script
-from plugins.frontends.chat_cli import ChatCli
+from plugins.frontends.chat_cli import ChatCli, quiet_keyboard
 
 
 @pytest.fixture
@@ -44,3 +47,38 @@ async def test_ctrl_c_before_the_first_step_stops_the_reply_alone(
         await chat._reply_to("go on")
         assert capsys.readouterr().out == "hello world\n"
     assert not front.open
+
+
+def test_set_without_a_value_shows_it(chat: ChatCli, capsys: pytest.CaptureFixture[str]) -> None:
+    chat._set("")
+    assert capsys.readouterr().out.startswith("usage: /set FIELD VALUE")
+    chat._set("temperature")
+    assert capsys.readouterr().out == "temperature = 0.2   (/set temperature VALUE changes it)\n"
+    for given, value in {"stop END": "END", "stop": "END   (/set stop VALUE changes it)", "stop null": "()"}.items():
+        chat._set(given)
+        assert capsys.readouterr().out == f"stop = {value}\n"
+
+
+def test_show_lists_what_can_be_set(chat: ChatCli, capsys: pytest.CaptureFixture[str]) -> None:
+    chat._show("")
+    shown = [line.split(" = ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert {"temperature", "top_p", "stop", "system"} <= set(shown) and not {"n", "logprobs"} & set(shown)
+
+
+async def test_keys_typed_while_a_reply_streams_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a terminal: not echoed meanwhile, gone afterwards, and echo is on again, even where the reply fails."""
+    outer, inner = os.openpty()
+    try:
+        with open(inner, closefd=False) as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            with pytest.raises(ZeroDivisionError), quiet_keyboard():
+                assert not termios.tcgetattr(inner)[3] & termios.ECHO
+                assert termios.tcgetattr(inner)[3] & termios.ISIG
+                os.write(outer, b"typed ahead\n")
+                assert select.select([inner], [], [], 10)[0]
+                raise ZeroDivisionError
+            assert termios.tcgetattr(inner)[3] & termios.ECHO
+            assert not select.select([inner], [], [], 0)[0]
+    finally:
+        os.close(outer)
+        os.close(inner)
