@@ -143,9 +143,15 @@ def test_generate_answers_a_file_line_by_line(nonet, model, tmp_path):
         [greedy(model, "with \u2028 a line separator", 3)],
         [greedy(model, as_chat(("user", "hi")), 6)],
     ]
-    assert [answer.get("id") for answer in answers] == ["a", None, 7, None, None, None, "both", "long", "ids"]
+    assert [answer.get("id") for answer in answers] == ["a", 2, 7, 5, 6, 7, "both", "long", "ids"]
     errors = [answer.get("error", "") for answer in answers]
-    for index, expected in {3: "temprature", 4: "line 6", 5: "JSON object", 6: "exactly one", 7: "99999"}.items():
+    for index, expected in {
+        3: "'temprature'; did you mean temperature",
+        4: "line 6",
+        5: "JSON object",
+        6: "exactly one",
+        7: "99999",
+    }.items():
         assert expected in errors[index]
     assert len(texts[8]) == 2 and texts[8][0] == texts[8][1]
     assert answers[8]["usage"] == {"prompt_tokens": 3, "completion_tokens": 12}
@@ -178,7 +184,7 @@ def test_log_probabilities_are_written_per_token(nonet, model, tmp_path):
         (["prompt="], "empty prompt"),
         (["input=in.jsonl", "output=no/such/folder"], "output=no/such/folder"),
         (["input=in.jsonl", "output=in.jsonl/x"], "output="),
-        (["input=nothing.jsonl"], "input=nothing.jsonl"),
+        (["input=."], "input=.: is a folder"),
         (["prompt=hello", "logprobs=1"], "use input=file.jsonl"),
         ([], 'prompt="…"'),
     ],
@@ -197,6 +203,10 @@ def test_generate_refuses_with_one_line(nonet, model, tmp_path, arguments, expec
     [
         (["generate", "promt=hello"], "did you mean prompt"),
         (["generate", "prompt=hello", "repetition_penalty=0.001"], "frontend.repetition_penalty"),
+        (
+            ["generate", "input=nothing.jsonl", "model.source=no/such/folder"],
+            "nonet generate: input=nothing.jsonl: no such file\n",
+        ),
         (["chat", "logprobs=1"], "a terminal chat shows no log-probabilities"),
         (["generate", "hello"], "write key=value"),
         (["generate", "prompt=hello", "temperatur=0"], "did you mean temperature"),
@@ -238,7 +248,15 @@ def test_models_lists_what_is_there_and_pulls_a_path(nonet, model):
 
 
 def test_bench_prints_json(nonet, model):
-    result = nonet("bench", f"model.source={model}", "num_requests=3", "input_len=20", "output_len=5", "concurrency=2")
+    result = nonet(
+        "bench",
+        f"model.source={model}",
+        "num_requests=3",
+        "input_len=20",
+        "output_len=5",
+        "concurrency=2",
+        "scheduler.max_num_running_reqs=5",
+    )
     assert result.code == 0, result.err
     report = json.loads(result.out)
     assert report["workload"]["num_requests"] == 3 and report["model"] == str(model)
@@ -246,7 +264,13 @@ def test_bench_prints_json(nonet, model):
     assert steps["count"] >= 5 and 0 < steps["framework_share"] < 1
     assert sum(steps["shares"].values()) == pytest.approx(1.0)
     assert report["tpot_s"]["p50"] > 0 and report["output_tokens_per_s"] > 0
-    assert [row["stage"] for row in report["pipeline"]][3] == "scheduler"
+    assert report["pipeline"][3] == {
+        "stage": "scheduler", "name": "fcfs", "wheel": "nonet", "version": report["machine"]["nonet"],
+        "settings": {"max_num_running_reqs": 5},
+    }  # fmt: skip
+    summary = result.err.rstrip().splitlines()[-5:]
+    assert [line.split("  ")[0] for line in summary] == ["output", "TTFT p50", "TPOT p50", "framework share", "steps"]
+    assert f"{report['output_tokens_per_s']:.1f} tokens/s" in summary[0] and f"  {steps['count']}, " in summary[4]
 
 
 # chat
