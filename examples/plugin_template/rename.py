@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 SUFFIXES = {".py", ".toml", ".md", ".yaml"}
+CITED = '"Lottery Scheduling"'  # the title of a paper keeps its words
 SKIPPED = re.compile(r"\..*|__pycache__|build|dist|.*\.egg-info")
 
 
@@ -18,6 +19,7 @@ def main(distribution: str) -> None:
     package, word = distribution.replace("-", "_"), distribution.rpartition("-")[2]
     new = {"nonet_lottery": package, "nonet-lottery": distribution, "lottery": word, "Lottery": word.capitalize()}
     new["NONET_LOTTERY"] = package.upper()
+    new[CITED] = CITED
     pattern = re.compile("|".join(sorted(new, key=len, reverse=True)))
     folder = Path(__file__).resolve().parent
     for path in sorted(folder.rglob("*"), reverse=True):  # what is inside a folder comes before the folder

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,10 +22,12 @@ from pathlib import Path
 import pytest
 
 from core.testing.tiny_models import make_tiny_model
+from plugins.frontends.openai_http.auth import tenant_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
+CITED = '(Waldspurger and Weihl, "Lottery Scheduling", 1994)'
 TEMPLATE = ROOT / "examples/plugin_template"
 SECONDS = 120
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -188,6 +191,16 @@ def test_explain_names_wheel_and_the_file_of_each_value(site):
     assert rows["sampler"]["wheel"] == "nonet"
 
 
+def test_a_tenant_is_named_as_the_readme_says(site):
+    """A tenant's name is a digest, which may begin with a digit."""
+    readme = (TEMPLATE / "README.md").read_text("utf-8")
+    (named,) = re.findall(r"'(scheduler\.tenant_tickets=\{(\w+): 30\})'", readme)
+    assert named[1] == tenant_of(b"key-of-gold") and f'"tenant": "{named[1]}"' in readme
+    for argument, tenant in (named, ("scheduler.tenant_tickets={9f86d081884c7d65: 30}", "9f86d081884c7d65")):
+        rows = {row["stage"]: row for row in json.loads(site.said("explain", "--json", "scheduler=lottery", argument))}
+        assert rows["scheduler"]["settings"]["tenant_tickets"] == {"value": {tenant: 30}, "origin": "override"}
+
+
 def test_a_request_runs_through_it_and_the_observer_waits_to_be_enabled(site, model):
     request = ("prompt=hello, world", "max_tokens=4", "temperature=0", f"model.source={model}")
     log = site.work / "requests.jsonl"
@@ -274,8 +287,11 @@ def test_renamed_as_the_readme_says_it_is_another_plugin(site, tmp):
     succeed([sys.executable, "rename.py", "acme-turns"], cwd=source)
     (source / "rename.py").unlink()
     left = [path for path in source.rglob("*") if "lottery" in path.name.lower()]
-    left += [p for p in source.rglob("*") if p.is_file() and "lottery" in p.read_text("utf-8").lower()]
+    left += [
+        p for p in source.rglob("*") if p.is_file() and "lottery" in p.read_text("utf-8").replace(CITED, "").lower()
+    ]
     assert not left
+    assert CITED in (source / "acme_turns/turns.py").read_text("utf-8"), "the title of a paper is not ours to rename"
     with site.installed(build_wheel(source, tmp / "turns-wheel"), "acme-turns"):
         plugins = site.plugins()
         assert (plugins["turns"]["distribution"], plugins["turns"]["status"]) == ("acme-turns", "loaded")
