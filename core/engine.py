@@ -92,30 +92,26 @@ class Engine:
     def _execute(self, plan: SchedulerOutput, batch: ModelBatch) -> StepResult:
         try:
             result = self._executor.submit(batch).result()
+            self._lost_steps = 0
         except Exception as error:  # a plugin may raise anything; one request must not take the batch with it
             log.exception("step %d failed; its %d requests are run one by one", plan.step, len(plan.scheduled))
             if len(plan.scheduled) == 1:
                 return StepResult(_failed(plan.scheduled[0], error))
-            return self._execute_one_by_one(plan)
-        self._lost_steps = 0
-        return (
-            result
-            if self._in_vocabulary(result.sampled)
-            else replace(result, sampled=self._without_strays(result.sampled))
-        )
+            result = self._execute_one_by_one(plan)
+        return self._without_strays(result)
 
-    def _in_vocabulary(self, sampled: SamplerOutput) -> bool:
-        size = self._pipeline.model.vocab_size
-        return all(type(i) is int and 0 <= i < size for ids in sampled.token_ids.values() for i in ids)
-
-    def _without_strays(self, sampled: SamplerOutput) -> SamplerOutput:
+    def _without_strays(self, result: StepResult) -> StepResult:
         """A sampler plugin's ids that are none of the model's fail the requests they were meant for."""
-        errors = dict(sampled.errors)
-        for request_id, ids in sampled.token_ids.items():
-            if not self._in_vocabulary(SamplerOutput({request_id: ids})):
-                errors[request_id] = f"the sampler returned {ids!r}, which are no token ids of the model"
-        kept = {request_id: ids for request_id, ids in sampled.token_ids.items() if request_id not in errors}
-        return replace(sampled, token_ids=kept, errors=errors)
+        size, sampled = self._pipeline.model.vocab_size, result.sampled
+        strays = {
+            request_id: f"the sampler returned {ids!r}, which are no token ids of the model"
+            for request_id, ids in sampled.token_ids.items()
+            if not all(type(token_id) is int and 0 <= token_id < size for token_id in ids)
+        }
+        if not strays:
+            return result
+        kept = {request_id: ids for request_id, ids in sampled.token_ids.items() if request_id not in strays}
+        return replace(result, sampled=replace(sampled, token_ids=kept, errors={**sampled.errors, **strays}))
 
     def _execute_one_by_one(self, plan: SchedulerOutput) -> StepResult:
         """Find who broke the step. KV writes are idempotent, so running a request's share again is safe.
