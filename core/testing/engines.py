@@ -50,8 +50,10 @@ def scheduler_context(
     )
 
 
-def make_engine(scheduler: Scheduler, context: SchedulerContext, executor: Executor) -> Engine:
-    spec = fake_spec()
+def make_engine(
+    scheduler: Scheduler, context: SchedulerContext, executor: Executor, spec: ModelSpec | None = None
+) -> Engine:
+    spec = spec or fake_spec()
     executor.allocate(context.cache.num_blocks)
     pipeline = EnginePipeline(
         model=spec,

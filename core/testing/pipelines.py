@@ -113,8 +113,9 @@ class RunningPipeline:
         cache = engine._pipeline.cache
         assert cache.num_free_blocks == cache.num_blocks
         cache.check()
-        tables = (engine._prompt_logprobs, front._calls, front._choices, engine._scheduler._requests)  # type: ignore[attr-defined]
+        tables = (engine._prompt_logprobs, front._calls, front._choices)
         assert not any(tables), tables
+        assert not any(engine._scheduler.counts()), engine._scheduler.counts()
 
 
 async def _collected(deltas: Any) -> list[RequestOutput]:

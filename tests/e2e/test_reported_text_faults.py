@@ -77,7 +77,7 @@ class ScriptedServer:
             detokenizer=Incremental(Incremental.Settings(), DetokenizerContext(self.tokenizer)),
             check_fields=lambda params: None,
         )
-        client = InlineClient(lambda: make_engine(Fcfs(Fcfs.Settings(), context), context, executor))
+        client = InlineClient(lambda: make_engine(Fcfs(Fcfs.Settings(), context), context, executor, spec))
         front = Front(pipeline, client, time.monotonic)
         await front.start(lambda *_: None)
         try:
