@@ -53,6 +53,8 @@ def _run(command: str, arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
+    if sys.stdin is None:  # started with a closed standard input: the same as an empty one
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     try:
         run = importlib.import_module(f"core.commands.{command}").run
         return int(run(arguments))
