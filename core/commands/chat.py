@@ -1,19 +1,11 @@
-"""`chat`: talk to the model in the terminal. Front and engine share this process."""
+"""`chat`: talk to the model in the terminal."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Sequence
 
-from core.commands.request_arguments import split
-from core.progress import ProgressBars
-from core.session import log_to_stderr, open_session, run_frontend
+from core.commands.terminal import run_in_terminal
 
 
 def run(arguments: Sequence[str]) -> int:
-    log_to_stderr(logging.WARNING)
-    parts = split(arguments)
-    session = open_session(["frontend=chat_cli", "process.separate=false", *parts.overrides], parts.request)
-    asyncio.run(run_frontend(session, ProgressBars()))
-    return 0
+    return run_in_terminal("chat_cli", arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -51,11 +52,29 @@ async def _discard(receive: Receive, budget: int) -> None:
         return
 
 
-class HeaderLimits:
+class HeaderGuard(ABC):
+    """ASGI middleware that judges a request by its head alone, before any of the body is read."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    @abstractmethod
+    def _failure(self, scope: Scope) -> Failure | None:
+        """Why the request is refused; None lets it pass."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        failure = self._failure(scope)
+        if failure is None:
+            await self._app(scope, receive, send)
+        else:
+            await refuse(failure, scope, receive, send)
+
+
+class HeaderLimits(HeaderGuard):
     """ASGI middleware: header count and bytes (431), one way to frame a body (400), no content coding (415)."""
 
     def __init__(self, app: ASGIApp, limits: Limits):
-        self._app = app
+        super().__init__(app)
         self._limits = limits
 
     def _failure(self, scope: Scope) -> Failure | None:
@@ -72,13 +91,6 @@ class HeaderLimits:
         if any(coding.strip().lower() not in (b"", b"identity") for coding in codings):
             return Failure(415, "Content-Encoding is not supported: send the body as it is.", code="bad_encoding")
         return None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        failure = self._failure(scope)
-        if failure is None:
-            await self._app(scope, receive, send)
-        else:
-            await refuse(failure, scope, receive, send)
 
 
 class BodyTooLargeError(Exception):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope
 
 from plugins.frontends.openai_http.errors import Failure
-from plugins.frontends.openai_http.limits import header_values, refuse
+from plugins.frontends.openai_http.limits import HeaderGuard, header_values
 from plugins.frontends.openai_http.settings import Settings
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -25,11 +25,11 @@ def _is_port(text: str) -> bool:
     return text.startswith(":") and text[1:].isdigit()
 
 
-class Origins:
+class Origins(HeaderGuard):
     """ASGI middleware: refuses unknown Host names (always when bound to loopback) and unlisted Origins, for every verb."""
 
     def __init__(self, app: ASGIApp, settings: Settings):
-        self._app = app
+        super().__init__(app)
         hosts = frozenset(host.lower() for host in settings.allowed_hosts)
         if settings.loopback:
             hosts |= LOOPBACK_HOSTS | {settings.host.lower()}
@@ -46,10 +46,3 @@ class Origins:
                 text = "This Origin may not call the server; add it to frontend.allowed_origins."
                 return Failure(403, text, code="origin_not_allowed")
         return None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        failure = self._failure(scope)
-        if failure is None:
-            await self._app(scope, receive, send)
-        else:
-            await refuse(failure, scope, receive, send)
