@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: setup serve chat test lint format types docs bench clean
+.PHONY: setup serve chat test check-plugins lint format types docs bench clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,9 @@ chat: setup
 
 test: setup
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+check-plugins: setup
+	$(RUN) -m core.lab.check_plugins $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -6,61 +6,67 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from core.cache.kv_cache import CacheContext, CacheSettings, KVCache
-from core.errors import ConfigError, NonetError, PluginError, RequestError
-from core.hookspecs import GROUPS
-from core.model.interface import Executor, ExecutorContext
+from core.cache.kv_cache import CacheContext, CacheSettings
+from core.capabilities import check_composition, check_model, check_resolved
+from core.errors import ConfigError, NonetError, PluginError, Terminated
+from core.faults import Faults
+from core.guard import FrontLimits
+from core.hookspecs import CHAINS, GROUPS
+from core.known_keys import validated
+from core.model.interface import AttentionBackend, AttentionContext, Executor, ExecutorContext
+from core.observers import Named, ObserverContext, Observers
 from core.pipeline import EnginePipeline, FrontPipeline, Part, PipelineDescription
-from core.plugins import Plugins, Provided, import_target, load_plugins
+from core.plugins import Plugins, import_target, load_plugins
 from core.progress import Progress, no_progress
-from core.settings import MODEL_KEYS, Settings, validated
+from core.request_fields import RequestFields, params_class
+from core.settings import MODEL_KEYS, PluginSettings, Selection, Settings, settings_class
 from core.stages.admission import Admission, AdmissionContext
-from core.stages.completion import Completion, CompletionContext
-from core.stages.decode import Decode, DecodeContext
+from core.stages.completion import CompletionContext
+from core.stages.decode import DecodeContext
 from core.stages.detokenizer import Detokenizer, DetokenizerContext
 from core.stages.frontend import Frontend, FrontendContext
-from core.stages.prefill import Prefill, PrefillContext
+from core.stages.prefill import PrefillContext
 from core.stages.renderer import Renderer, RendererContext
-from core.stages.sampler import SamplerContext, unsupported_fields
-from core.stages.scheduler import Scheduler, SchedulerContext, SchedulerSettings
+from core.stages.scheduler import SchedulerSettings
+from core.stages.tool_parser import NoTools, ToolParser, ToolParserContext
 
 if TYPE_CHECKING:
     from core.model.spec import ModelSpec
     from core.model.tokenizer import Tokenizer
-    from core.request import SamplingParams
     from core.step_loop import EngineLoop
 
 S = TypeVar("S", bound=BaseModel)
 
 
 def describe(settings: Settings, plugins: Plugins) -> PipelineDescription:
-    """Select a component per group and check its values. Raises ConfigError or PluginError; reads no model."""
-    return PipelineDescription(tuple(_part(settings, plugins, group) for group in GROUPS))
+    """Select a component per group, check its values and whether all go together. Raises ConfigError or PluginError.
+
+    Reads no model.
+    """
+    parts = [_part(settings, plugins, group, settings.groups[group]) for group in GROUPS]
+    for chain in CHAINS:
+        parts += [_part(settings, plugins, chain, member) for member in settings.chains.get(chain, ())]
+    description = PipelineDescription(tuple(parts))
+    check_composition(description, settings, plugins)
+    return description
 
 
-def _part(settings: Settings, plugins: Plugins, group: str) -> Part:
-    selected = settings.groups[group]
+def _part(settings: Settings, plugins: Plugins, group: str, selected: Selection) -> Part:
     provided = plugins.find(group, selected.name)
-    cls = _settings_class(provided)
-    return Part(group, provided, validated(cls, selected.values, group, also=MODEL_KEYS if group == "model" else ()))
-
-
-def _settings_class(provided: Provided) -> type[BaseModel]:
-    if provided.component.settings is not None:
-        return cast(type[BaseModel], import_target(provided, provided.component.settings))
-    cls = getattr(import_target(provided, provided.component.target), "Settings", None)
-    if not (isinstance(cls, type) and issubclass(cls, BaseModel)):
-        raise PluginError(
-            f"{provided.component.target} (plugin {provided.plugin.name}) has no nested pydantic `Settings` class"
-        )
-    return cls
+    cls = settings_class(provided)
+    params_class(provided)  # a processor whose parameters cannot be checked does not start
+    if group in CHAINS:
+        return Part(group, provided, validated(cls, selected.values, f"{group}.{selected.name}"))
+    shared = settings.model if group == "model" else None
+    also = ("name", *MODEL_KEYS) if group == "model" else ("name",)
+    return Part(group, provided, validated(cls, selected.values, group, also), shared)
 
 
 def build(part: Part, context: object) -> Any:
@@ -68,11 +74,10 @@ def build(part: Part, context: object) -> Any:
     cls = import_target(part.provided, part.provided.component.target)
     try:
         return cls(part.settings, context)
-    except NonetError:
+    except (NonetError, Terminated):
         raise
-    except Exception as error:
-        where = f"{part.group}={part.provided.component.name} (plugin {part.provided.plugin.name}, {part.wheel})"
-        raise PluginError(f"{where} could not be built: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{part.who} could not be built: {type(error).__name__}: {error}") from error
 
 
 def read_model(
@@ -105,26 +110,39 @@ def build_front(
     renderer: Renderer = build(description.part("renderer"), RendererContext(spec, tokenizer))
     admission: Admission = build(description.part("admission"), AdmissionContext(spec, time.monotonic, num_kv_slots))
     detokenizer: Detokenizer = build(description.part("detokenizer"), DetokenizerContext(tokenizer))
+    fields = RequestFields(description, plugins)
     return FrontPipeline(
         model=spec,
         renderer=renderer,
         admission=admission,
         detokenizer=detokenizer,
-        check_fields=partial(_check_fields, description.part("sampler"), plugins.components("sampler")),
-        step_observers=plugins.observers("step_finished", settings.plugins.enable),
-        request_observers=plugins.observers("request_finished", settings.plugins.enable),
+        check_fields=fields,
+        check_running=fields.check_running,
+        observers=_build_observers(description, settings.plugins, spec),
+        tool_parser=_build_tool_parser(description, plugins, spec),
+        names=description.names,
+        limits=FrontLimits(
+            block_timeout=settings.plugins.block_timeout,
+            render_timeout=settings.plugins.render_timeout,
+            quarantine_after=settings.plugins.quarantine_after,
+        ),
     )
 
 
-def _check_fields(sampler: Part, known: Sequence[Provided], params: SamplingParams) -> None:
-    """Nothing is silently ignored: a field that the selected sampler does not honour is refused, naming one that does."""
-    component = sampler.provided.component
-    for field in unsupported_fields(params, component.provides):
-        able = sorted(p.component.name for p in known if field in p.component.provides)
-        hint = f"; serve with sampler={' or sampler='.join(able)} for it" if able else ""
-        raise RequestError(
-            f"{field} is not supported by sampler={component.name}{hint}", param=field, code="unsupported"
-        )
+def _build_tool_parser(description: PipelineDescription, plugins: Plugins, spec: ModelSpec) -> ToolParser:
+    able = [p.component.name for p in plugins.components("tool_parser") if "tools" in p.component.provides]
+    part, context = description.part("tool_parser"), ToolParserContext(spec, tuple(sorted(able)))
+    parser: ToolParser = build(part, context)
+    return parser if "tools" in part.provided.component.provides else NoTools(NoTools.Settings(), context)
+
+
+def _build_observers(description: PipelineDescription, limits: PluginSettings, spec: ModelSpec) -> Observers:
+    observers = Observers(quarantine_after=limits.quarantine_after, block_timeout=limits.block_timeout)
+    context = ObserverContext(spec, description, observers.dropped)
+    for part in description.chain("observers"):
+        provided = part.provided
+        observers.add(Named(provided.component.name, f"{provided.plugin.name}, {part.wheel}", build(part, context)))
+    return observers
 
 
 def build_frontend(description: PipelineDescription, context: FrontendContext) -> Frontend:
@@ -133,32 +151,40 @@ def build_frontend(description: PipelineDescription, context: FrontendContext) -
 
 
 def build_engine(
-    description: PipelineDescription, settings: Settings, spec: ModelSpec, progress: Progress = no_progress
+    description: PipelineDescription,
+    settings: Settings,
+    plugins: Plugins,
+    spec: ModelSpec,
+    progress: Progress = no_progress,
 ) -> EnginePipeline:
     """Stages 4 to 7 and 9, with the model loaded and the KV pool allocated."""
-    from core.batching import BatchBuilder
+    from core.blueprint import Blueprint
 
     limits = _settings_of(description, "scheduler", SchedulerSettings)
     pool = _settings_of(description, "cache", CacheSettings)
-    executor = _build_executor(description, settings, spec, progress)
+    executor = _build_executor(description, settings, plugins, spec, progress)
     num_blocks = _allocate(pool, executor, spec, limits.max_num_running_reqs)
-    cache: KVCache = build(description.part("cache"), CacheContext(num_blocks, spec.max_model_len))
-    prefill: Prefill = build(description.part("prefill"), PrefillContext(limits.max_num_scheduled_tokens))
-    decode: Decode = build(description.part("decode"), DecodeContext(spec.max_model_len))
-    context = SchedulerContext(cache, prefill, decode, time.monotonic, spec.max_model_len)
-    scheduler: Scheduler = build(description.part("scheduler"), context)
-    completion: Completion = build(description.part("completion"), CompletionContext(spec))
-    return EnginePipeline(
+
+    def maker(group: str, context: object) -> Callable[[], Any]:
+        return partial(build, description.part(group), context)
+
+    blueprint = Blueprint(
         model=spec,
-        scheduler=scheduler,
-        prefill=prefill,
-        decode=decode,
-        batch_builder=BatchBuilder(cache.block_size, spec.max_model_len),
         executor=executor,
-        completion=completion,
-        cache=cache,
+        completion=build(description.part("completion"), CompletionContext(spec)),
+        make_cache=maker("cache", CacheContext(num_blocks, spec.max_model_len)),
+        make_prefill=maker("prefill", PrefillContext(limits.max_num_scheduled_tokens)),
+        make_decode=maker("decode", DecodeContext(spec.max_model_len)),
+        make_scheduler=partial(build, description.part("scheduler")),
+        limits=limits,
         clock=time.monotonic,
     )
+    return blueprint.build(_faults(description, settings.plugins))
+
+
+def _faults(description: PipelineDescription, limits: PluginSettings) -> Faults:
+    """One for the engine, and one where the model lives."""
+    return Faults(description.names, limits.block_timeout)
 
 
 def _settings_of(description: PipelineDescription, group: str, base: type[S]) -> S:
@@ -173,23 +199,35 @@ def _settings_of(description: PipelineDescription, group: str, base: type[S]) ->
 
 
 def _build_executor(
-    description: PipelineDescription, settings: Settings, spec: ModelSpec, progress: Progress
+    description: PipelineDescription, settings: Settings, plugins: Plugins, spec: ModelSpec, progress: Progress
 ) -> Executor:
+    from core.sampling import SamplerBuilder
+
     limits = _settings_of(description, "scheduler", SchedulerSettings)
+    processors = description.chain("logits_processors")
+    build_sampler = SamplerBuilder(description.part("sampler"), processors, build, spec, settings.plugins)
     context = ExecutorContext(
         spec=spec,
         build_model=partial(build, description.part("model")),
-        build_attention=partial(build, description.part("attention")),
+        build_attention=partial(_build_attention, description, plugins),
         build_quant=partial(build, description.part("quant")),
-        build_sampler=lambda device: build(description.part("sampler"), SamplerContext(spec, device)),
+        build_sampler=build_sampler,
         dtype=settings.model.dtype,
         device=settings.model.device,
         block_size=_settings_of(description, "cache", CacheSettings).block_size,
         max_num_scheduled_tokens=limits.max_num_scheduled_tokens,
         max_num_running_reqs=limits.max_num_running_reqs,
         progress=progress,
+        incidents=build_sampler.incidents,
+        faults=_faults(description, settings.plugins),
     )
     return cast(Executor, build(description.part("executor"), context))
+
+
+def _build_attention(description: PipelineDescription, plugins: Plugins, context: AttentionContext) -> AttentionBackend:
+    """Built before the model: by now the executor has decided on device and dtype."""
+    check_resolved(description, plugins, context.device.type, str(context.dtype).removeprefix("torch."))
+    return cast(AttentionBackend, build(description.part("attention"), context))
 
 
 def _allocate(settings: CacheSettings, executor: Executor, spec: ModelSpec, max_running: int) -> int:
@@ -211,20 +249,26 @@ def _allocate(settings: CacheSettings, executor: Executor, spec: ModelSpec, max_
 def build_engine_from_json(settings_json: str, progress: Progress = no_progress) -> EngineLoop:
     """The engine process's start: the same settings and the same plugins as the front's."""
     settings = Settings.from_json(settings_json)
-    plugins = load_plugins(settings.plugins.disable)
+    plugins = load_plugins(settings.plugins.disable, start_timeout=settings.plugins.start_timeout)
+    plugins.check_start(settings.plugins.on_failure)
     return make_engine(settings, plugins, progress)
 
 
 def make_engine(
-    settings: Settings, plugins: Plugins, progress: Progress = no_progress, spec: ModelSpec | None = None
+    settings: Settings,
+    plugins: Plugins,
+    progress: Progress = no_progress,
+    spec: ModelSpec | None = None,
+    description: PipelineDescription | None = None,
 ) -> EngineLoop:
-    """The engine, its model loaded. The model is found and described here where `spec` is not given."""
+    """The engine, its model loaded. The model is found and read here where `spec` is not given, likewise `description`."""
     from core.engine import Engine
     from core.wire import EngineInfo
 
-    description = describe(settings, plugins)
+    description = description or describe(settings, plugins)
     spec = spec or read_model(settings, progress)
-    pipeline = build_engine(description, settings, spec, progress)
+    check_model(description, settings, plugins, spec)
+    pipeline = build_engine(description, settings, plugins, spec, progress)
     info = EngineInfo(
         num_kv_blocks=pipeline.cache.num_blocks,
         block_size=pipeline.cache.block_size,

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from core.hookspecs import Component, hookimpl
+from core.hookspecs import API_VERSION, Component, hookimpl
+from core.model.block_formats import READABLE_WEIGHTS
+from core.model.families import FAMILIES
+
+NONET_API = API_VERSION
 
 
 @hookimpl
 def provide_renderers() -> Iterable[Component]:
-    yield Component("text", "core.stages.text_renderer:Text", "chat template and tokenizer")
-    yield Component("token_ids", "core.stages.text_renderer:TokenIds", "prompts are token ids only")
+    yield Component(
+        "text",
+        "core.stages.text_renderer:Text",
+        "chat template and tokenizer",
+        provides=("messages", "text", "token_ids", "tools"),
+        requires=("model.tokenizer",),
+    )
+    yield Component(
+        "token_ids",
+        "core.stages.text_renderer:TokenIds",
+        "prompts are token ids only",
+        provides=("token_ids",),
+        requires=("model.tokenizer",),  # for bad_words and /detokenize
+    )
 
 
 @hookimpl
@@ -32,7 +48,12 @@ def provide_decodes() -> Iterable[Component]:
 
 @hookimpl
 def provide_detokenizers() -> Iterable[Component]:
-    yield Component("incremental", "core.stages.incremental:Incremental", "decode only what is new; stop strings")
+    yield Component(
+        "incremental",
+        "core.stages.incremental:Incremental",
+        "decode only what is new; stop strings",
+        requires=("model.tokenizer",),
+    )
 
 
 @hookimpl
@@ -47,12 +68,23 @@ def provide_models() -> Iterable[Component]:
         "core.model.decoder:NativeModel",
         "llama, mistral, qwen2, qwen3, gemma2, gemma3 from safetensors or GGUF",
         settings="core.model.model_settings:NativeSettings",
+        accepts={
+            "model_type": tuple(FAMILIES),
+            "file_kind": ("gguf", "hf"),
+            "weights": READABLE_WEIGHTS,
+            "dtype": ("float32", "bfloat16", "float16"),
+        },
     )
 
 
 @hookimpl
 def provide_caches() -> Iterable[Component]:
-    yield Component("paged", "core.cache.paged:PagedCache", "fixed-size blocks with a shared-prefix cache")
+    yield Component(
+        "paged",
+        "core.cache.paged:PagedCache",
+        "fixed-size blocks with a shared-prefix cache",
+        provides=("prefix_sharing",),
+    )
 
 
 @hookimpl
@@ -62,4 +94,16 @@ def provide_executors() -> Iterable[Component]:
         "core.model.local_executor:LocalExecutor",
         "model and sampler in the engine's own process",
         settings="core.model.model_settings:LocalExecutorSettings",
+        provides=("history", "state"),
+        accepts={"device": ("cpu", "cuda"), "dtype": ("float32", "bfloat16", "float16")},
     )
+
+
+@hookimpl
+def provide_tool_parsers() -> Iterable[Component]:
+    yield Component("none", "core.stages.tool_parser:NoTools", "requests with tools are refused")
+
+
+@hookimpl
+def provide_observers() -> Iterable[Component]:
+    yield Component("prometheus", "core.metrics:Metrics", "counters, gauges and histograms for GET /metrics")

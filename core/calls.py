@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from core.batch import TokenLogprobs
-from core.outputs import CompletionOutput, RequestOutput, RequestRecord, Timings, TokenDelta, Usage
+from core.outputs import CompletionOutput, RequestOutput, RequestRecord, StageSpan, Timings, TokenDelta, Usage
 from core.request import EngineRequest, FinishReason, SamplingParams
+from core.spans import FirstToken, Moments, StageSeconds, StageWork, Work, stage_spans
 from core.stages.completion import timings_of
 from core.stages.detokenizer import TextDelta
 from core.stages.frontend import GenerateRequest
+from core.stages.renderer import ChatPrompt
 
 
 class Phase(Enum):
@@ -48,7 +51,9 @@ class Choice:
         if delta.prompt_logprobs:
             self.call.prompt_logprobs = tuple(delta.prompt_logprobs)
         if delta.token_ids:
-            self.first_token_time = now if self.first_token_time is None else self.first_token_time
+            if self.first_token_time is None:
+                self.first_token_time = now
+                self.call.note_first_token(now)
             self.last_token_time = now
             self.num_tokens += len(delta.token_ids)
 
@@ -85,21 +90,40 @@ class Call:
     request: GenerateRequest
     prompt_token_ids: list[int]
     params: SamplingParams
-    arrival: float
+    work: StageWork
+    arrival: float  # monotonic seconds, as all its moments
+    rendered: float
+    registered: float | None = None  # None until then
     sequences: tuple[EngineRequest, ...] = ()
     choices: list[Choice] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    num_prompt_tokens: int = field(init=False)
     num_delivered: int = 0  # generated tokens over all choices
-    render_s: float = 0.0
     admit_s: float = 0.0
+    _work_at_start: StageSeconds = field(default_factory=StageSeconds)  # when it was registered
+    _first_token: FirstToken | None = None
+    _shown_prompt: list[int] = field(init=False)  # for the frontend; the engine has the other list
     _phase: Phase = Phase.OPEN
     _ready: list[CompletionOutput] = field(default_factory=list)
     _error: Exception | None = None  # of a failed call, until it is raised
     _event: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self._shown_prompt = list(self.prompt_token_ids)
+
     @property
     def num_open(self) -> int:
         return sum(not choice.ended for choice in self.choices)
+
+    def note_registered(self, now: float) -> None:
+        self.registered = now
+        self._work_at_start = self.work.after(now)
+
+    def note_first_token(self, now: float) -> None:
+        """A choice has got its first token."""
+        if self._first_token is None:
+            self._first_token = FirstToken(self.work.before(), self.work.after(now), self.work.sample_s)
 
     def put(self, output: CompletionOutput) -> None:
         self._ready.append(output)
@@ -143,7 +167,7 @@ class Call:
         return RequestOutput(
             request_id=self.request.request_id,
             outputs=outputs,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt_token_ids=self._shown_prompt,
             prompt_logprobs=self.prompt_logprobs,
             finished=finished,
             usage=self.usage() if finished else None,
@@ -151,7 +175,7 @@ class Call:
 
     def usage(self) -> Usage:
         cached = min((choice.num_cached_tokens for choice in self.choices), default=0)
-        return Usage(len(self.prompt_token_ids), self.num_delivered, cached)
+        return Usage(self.num_prompt_tokens, self.num_delivered, cached)
 
     def record(self, now: float, replace_open: FinishReason | None, error: str | None) -> RequestRecord:
         reasons = tuple(choice.finish_reason or replace_open or FinishReason.ABORT for choice in self.choices)
@@ -164,7 +188,30 @@ class Call:
             usage=self.usage(),
             timings=timings,
             num_preemptions=sum(choice.num_preemptions for choice in self.choices),
-            render_s=self.render_s,
-            admit_s=self.admit_s,
+            render_s=max(self.rendered - self.arrival, 0.0),
+            admit_s=max(self.admit_s, 0.0),
             error=error,
+            operation="chat" if isinstance(self.request.prompt, ChatPrompt) else "text_completion",
+            trace_context=self.request.trace_context,
+            spans=self._spans(now),
+        )
+
+    def _spans(self, now: float) -> tuple[StageSpan, ...]:
+        work = Work(self._work_at_start, self._first_token, self.work.after(now), self.admit_s)
+        return stage_spans(self._moments(now), work, finished=self._phase is Phase.FINISHED)
+
+    def _moments(self, now: float) -> Moments:
+        def known(times: Iterable[float | None]) -> list[float]:
+            return [at for at in times if at is not None]
+
+        received = self.request.received_time
+        return Moments(
+            received=self.arrival if received is None else received,
+            arrival=self.arrival,
+            rendered=self.rendered,
+            registered=self.rendered if self.registered is None else self.registered,
+            scheduled=min(known(choice.scheduled_time for choice in self.choices), default=None),
+            first_token=min(known(choice.first_token_time for choice in self.choices), default=None),
+            last_token=max(known(choice.last_token_time for choice in self.choices), default=None),
+            end=now,
         )

@@ -16,7 +16,7 @@ COMMANDS = {
     "chat": "chat in the terminal: chat +preset=chat",
     "generate": 'one prompt, or a JSONL file: generate +preset=chat prompt="…" max_tokens=32 temperature=0',
     "bench": "offline throughput, TTFT, TPOT and the framework's share, as JSON",
-    "plugins": "what is installed: plugins [--json]",
+    "plugins": "what is installed: plugins [list] [--json]; for authors: plugins check, new, matrix",
     "explain": "the nine stages of a config, and where each value came from: explain +preset=chat",
     "doctor": "look for what commonly goes wrong on a machine",
     "models": "models in the cache: models [list | pull SOURCE | remove NAME]",
@@ -61,6 +61,9 @@ def _run(command: str, arguments: list[str]) -> int:
     except NonetError as error:
         print(f"nonet {command}: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # `nonet plugins | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:  # a full disk, a closed stream
         print(f"nonet {command}: {error.strerror or error}", file=sys.stderr)
         return 1
@@ -69,9 +72,6 @@ def _run(command: str, arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `nonet plugins | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _missing(error: ModuleNotFoundError) -> str:

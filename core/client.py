@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal, Protocol
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from core import errors
@@ -313,7 +314,7 @@ class ProcessClient(ThreadClient[bytes]):
         self._served = self._served or any(map(_ended_well, output.deltas))
         if message.more or self._parts:
             self._parts += output.deltas
-            output = StepOutput(deltas=self._parts, stats=output.stats)
+            output = msgspec.structs.replace(output, deltas=self._parts)
         if not message.more:
             self._parts = []
             self._inbox.put(output)

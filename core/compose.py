@@ -1,7 +1,7 @@
-"""Hydra's part: compose a config from groups, presets and overrides, and remember where each value came from.
+"""A config from groups, chains, presets and overrides, with the place each value came from. Imports no torch.
 
-Which options exist is asked of Hydra's search path: our `configs`, then the config packages of plugins. A component
-without a YAML file can be selected by name all the same. Imports no torch.
+Which options exist is asked of the search path: our `configs`, then the config packages of plugins, then folders of one's own.
+A component without a YAML file can be selected by name all the same.
 """
 
 from __future__ import annotations
@@ -9,84 +9,66 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_module
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins as HydraPlugins
-from hydra.errors import HydraException
-from hydra.plugins.search_path_plugin import SearchPathPlugin
-from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
+from pydantic import BaseModel
 
-from core.errors import ConfigError, near_matches
-from core.hookspecs import GROUPS
+from core.config_files import CONFIG_DIR, FREE_GROUPS, Composition, ConfigFiles, one_line
+from core.errors import ConfigError, PluginError, near_matches
+from core.hookspecs import CHAINS, GROUPS
+from core.known_keys import keys_of, nearest
+from core.overrides import KEYS, ROOTS, Changes, changes, is_known, parsed
 from core.plugins import Plugins
-
-ROOT = "engine"
-FREE_GROUPS = ("preset", "experiment")
-SECTIONS = ("plugins", "process")
-CONFIG_DIR = "config_dir="
+from core.provenance import OVERRIDE, Provenance, members_of, trace
+from core.settings import ModelSettings, PluginSettings, ProcessSettings, settings_class
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ComposedConfig:
+    """`values` are plain, resolved and nested as in YAML; names of groups, chains and members are known, keys are not checked."""
+
     values: Mapping[str, Any]
-    origins: Mapping[str, str]  # dotted key -> "override", or the YAML file that set it last
+    _composition: Composition = field(repr=False)
+    _files: ConfigFiles = field(repr=False)
+    _changes: Changes = field(repr=False)
+    _plugins: Plugins = field(repr=False)
 
+    @cached_property
+    def provenance(self) -> Provenance:
+        return trace(self._composition, self._files, self._changes)
 
-class _MoreConfigs(SearchPathPlugin):
-    """Appends what plugins and the user bring; Hydra builds it without arguments, so a subclass carries the places."""
+    def known_keys(self) -> list[str]:
+        return known_keys(self.values, self._plugins)
 
-    places: tuple[tuple[str, str], ...] = ()  # (provider, path)
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for provider, path in self.places:
-            search_path.append(provider=provider, path=path)
-
-
-@contextmanager
-def _hydra(plugins: Plugins, config_dirs: Sequence[Path]) -> Iterator[None]:
-    known = HydraPlugins.instance()
-    packages = [(package, f"pkg://{package}") for package in plugins.config_packages()]
-    folders = [(str(folder), f"file://{folder}") for folder in config_dirs]
-    cls = type("MoreConfigs", (_MoreConfigs,), {"places": (*packages, *folders)})
-    known.register(cls)
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_module("configs", version_base="1.3"):
-            _add_missing_options(plugins)
+    @contextmanager
+    def naming_files(self) -> Iterator[None]:
+        """A ConfigError about a key goes on with the file that set it, and with the same key elsewhere where it is unknown."""
+        try:
             yield
-    finally:
-        known.class_name_to_class.pop(f"{cls.__module__}.{cls.__qualname__}", None)
-        for registered in known.plugin_type_to_subclass_list.values():
-            if cls in registered:
-                registered.remove(cls)
+        except ConfigError as error:
+            more = self._elsewhere(error) + self._set_in(error)
+            if not more:
+                raise
+            raise ConfigError(f"{error}{more}", error.key, unknown=error.unknown) from None
 
+    def _set_in(self, error: ConfigError) -> str:
+        origin = self.provenance.of(error.key) if error.key else ""
+        return f" (set in {origin})" if origin not in ("", OVERRIDE) else ""
 
-def _add_missing_options(plugins: Plugins) -> None:
-    store = ConfigStore.instance()
-    for group in GROUPS:
-        have = set(options(group))
-        for name in plugins.names(group):
-            if name not in have:
-                store.store(group=group, name=name, node={"name": name}, provider="component")
-
-
-def options(group: str) -> list[str]:
-    loader = GlobalHydra.instance().config_loader()
-    return sorted(loader.get_group_options(group, ObjectType.CONFIG))
+    def _elsewhere(self, error: ConfigError) -> str:
+        """`generate schedulr=fcfs` is taken for a field of the request, and so for a key of the frontend."""
+        if not error.unknown:
+            return ""
+        place, _, word = error.key.rpartition(".")
+        near = nearest(word, [*ROOTS, *self.known_keys()], cutoff=0.85)
+        here = any(key.rpartition(".")[0] == place for key in near)
+        return f"; there is {', '.join(near)}" if near and not here else ""
 
 
 def compose(overrides: Sequence[str], plugins: Plugins) -> ComposedConfig:
@@ -94,111 +76,127 @@ def compose(overrides: Sequence[str], plugins: Plugins) -> ComposedConfig:
 
     Raises ConfigError naming the key or group and near matches.
     """
-    folders = [_config_dir(text) for text in overrides if text.startswith(CONFIG_DIR)]
-    with _hydra(plugins, folders):
-        parsed = _parsed([text for text in overrides if not text.startswith(CONFIG_DIR)])
-        checked = [_checked(override, plugins) for override in parsed]
-        try:
-            config = hydra_compose(ROOT, overrides=checked)
-            values = OmegaConf.to_container(config, resolve=False)
-            _refuse_resolvers(values)
-            values = OmegaConf.to_container(config, resolve=True)
-            assert isinstance(values, dict)
-            _refuse_misplaced(values)
-            return ComposedConfig({str(k): v for k, v in values.items()}, _origins(checked))
-        except YAMLError as error:
-            raise ConfigError(f"a config file is not YAML: {_one_line(error)}") from None
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(_one_line(error) + _hint(str(error))) from None
+    folders = {text.removeprefix(CONFIG_DIR): _folder(text) for text in overrides if text.startswith(CONFIG_DIR)}
+    files = ConfigFiles(plugins, folders)
+    words = parsed([text for text in overrides if not text.startswith(CONFIG_DIR)])
+    unknown = [word for word in words if not is_known(word)]
+    if unknown:
+        known = [word for word in words if is_known(word)]
+        key = str(unknown[0].get_key_element()).lstrip("+~")
+        raise ConfigError(f"unknown config key {key!r}{_near_root(key, _keys_beside(known, files, plugins))}", key)
+    try:
+        return _composed(changes(words, files, plugins), files, plugins)
+    except ConfigError as error:
+        if not error.unknown:  # only of `~key`: other keys are checked by the settings they belong to
+            raise
+        known = [word for word in words if not word.is_delete()]
+        raise ConfigError(f"{error}{_near_root(error.key, _keys_beside(known, files, plugins))}", error.key) from None
 
 
-def _refuse_misplaced(values: Mapping[Any, Any]) -> None:
-    for group in FREE_GROUPS:
-        if group in values:
+def _composed(changed: Changes, files: ConfigFiles, plugins: Plugins) -> ComposedConfig:
+    composition = files.compose(changed.overrides, changed.added)
+    composed = ComposedConfig(_plain(composition, resolve=False), composition, files, changed, plugins)
+    with composed.naming_files():
+        _refuse_resolvers(composed.values)
+        values = _plain(composition, resolve=True)
+        _check_names(replace(composed, values=values), plugins)
+    for chain in CHAINS:
+        if isinstance(values.get(chain), dict):
+            values[chain] = _selected(chain, values[chain], files, changed)
+    return replace(composed, values=values)
+
+
+def _plain(composition: Composition, resolve: bool) -> dict[str, Any]:
+    try:
+        values = OmegaConf.to_container(composition.config, resolve=resolve)
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(error), getattr(error, "full_key", None) or "") from None
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def _selected(chain: str, members: Mapping[str, Any], files: ConfigFiles, changed: Changes) -> dict[str, Any]:
+    """A list on the command line is all there is, whatever members files set values of; what `+chain=` adds comes last."""
+    last = [m for option in changed.added.get(chain, ()) for m in members_of(files, chain, option)]
+    if chain in changed.listed:
+        kept = {m for option in changed.listed[chain] for m in members_of(files, chain, option)}
+        members = {name: v for name, v in members.items() if name in {*kept, *last, *changed.members(chain)}}
+    names = [*(name for name in members if name not in last), *(name for name in last if name in members)]
+    return {str(name): members[name] for name in names}
+
+
+def _check_names(composed: ComposedConfig, plugins: Plugins) -> None:
+    """Top-level keys, and the names of components. Raises ConfigError with near matches."""
+    for key in composed.values:
+        if key in FREE_GROUPS:
             raise ConfigError(
-                f"a {group} file must begin with the line `# @package _global_`; without it its keys go nowhere"
+                f"a {key} file must begin with the line `# @package _global_`; without it its keys go nowhere", key
             )
+        if key not in KEYS:
+            raise ConfigError(f"unknown config key {key!r}{_near_root(key, composed.known_keys())}", key)
+    for group in (*GROUPS, *CHAINS):
+        section = composed.values.get(group)
+        for key, name in _names(group, section if isinstance(section, dict) else {}):
+            if name not in plugins.names(group):
+                hint = near_matches(name, plugins.names(group)) or "; there is none"
+                raise ConfigError(f"config key {key!r}: no {group} is called {name!r}{hint}{plugins.failures()}", key)
 
 
-def _hint(message: str) -> str:
-    """What Hydra's words about a defaults list lead to: near matches of the option or the group, or how to override."""
-    if found := re.search(r"Could not find '(\w+)/([^']+)'", message):
-        return near_matches(found[2], options(found[1]))
-    if found := re.search(r"Could not override '([^']+)'", message):
-        return near_matches(found[1].lstrip("/"), GROUPS)
-    if found := re.search(r"Multiple values for (\w+)", message):
-        several = f"; several are written +{found[1]}=[a,b]" if found[1] in FREE_GROUPS else ""
-        return f"; in a file, write `- override /{found[1]}: …`{several}"
-    return ""
+def _names(group: str, section: Mapping[Any, Any]) -> list[tuple[str, str]]:
+    """(config key, name) of what a group or chain selects."""
+    if group in CHAINS:
+        return [(f"{group}.{name}", str(name)) for name in section]
+    return [(f"{group}.name", str(section["name"]))] if "name" in section else []
 
 
-def disabled_by(overrides: Sequence[str]) -> tuple[str, ...]:
-    """What `plugins.disable=[…]` on the command line names: needed before plugins are loaded, so before composing."""
-    named = [o for o in overrides if o.lstrip("+").startswith("plugins.disable=")]
-    values = [override.value() for override in _parsed(named)]
-    return tuple(str(name) for value in values for name in (value if isinstance(value, list) else [value]))
+def _keys_beside(others: Sequence[Override], files: ConfigFiles, plugins: Plugins) -> list[str]:
+    """The keys that a wrong one may have meant: the other words say which components are asked for theirs."""
+    try:
+        return _composed(changes(others, files, plugins), files, plugins).known_keys()
+    except ConfigError:
+        return _composed(changes((), files, plugins), files, plugins).known_keys()
 
 
-def _config_dir(override: str) -> Path:
+def _near_root(word: str, keys: Sequence[str]) -> str:
+    if word.startswith("_"):
+        return "; the first line of a preset is `# @package _global_`"
+    near = nearest(word, [*ROOTS, CONFIG_DIR[:-1], *keys])
+    return f"; did you mean {', '.join(near)}?" if near else near_matches(word, ROOTS)
+
+
+def known_keys(values: Mapping[str, Any], plugins: Plugins) -> list[str]:
+    """Every full key that the selected components and sections know: frontend.limits.connections, observers.jsonl.path …"""
+    sections: dict[str, type[BaseModel]] = {
+        "model": ModelSettings,
+        "plugins": PluginSettings,
+        "process": ProcessSettings,
+    }
+    keys = [f"{name}.{key}" for name, section in sections.items() for key in keys_of(section)]
+    for group in (*GROUPS, *CHAINS):
+        section = values.get(group)
+        for path, name in _names(group, section if isinstance(section, Mapping) else {}):
+            path = path if group in CHAINS else group
+            try:
+                keys += [path, *(f"{path}.{key}" for key in keys_of(settings_class(plugins.find(group, name))))]
+            except PluginError:
+                continue  # its keys are not known, and this is only a hint
+    return list(dict.fromkeys(keys))
+
+
+def values_named(overrides: Sequence[str], section: str) -> dict[str, Any]:
+    """What `section.key=value` on the command line says, for what is needed before a config is composed.
+
+    References to other keys, which only a composed config can resolve, are left out.
+    """
+    named = [text for text in overrides if text.lstrip("+").startswith(f"{section}.") and "${" not in text]
+    return {word.key_or_group.removeprefix(f"{section}."): word.value() for word in parsed(named)}
+
+
+def _folder(override: str) -> Path:
     folder = Path(override.removeprefix(CONFIG_DIR)).expanduser().resolve()
     if not folder.is_dir():
         raise ConfigError(f"{override}: no such folder; name one that holds groups, such as preset/mine.yaml")
     return folder
-
-
-def _one_line(error: Exception) -> str:
-    text = re.sub(r" full_key: .*$", "", " ".join(str(error).split()))
-    key = getattr(error, "full_key", None)
-    return f"config key {key!r}: {text}" if key else text
-
-
-def _parsed(overrides: Sequence[str]) -> list[Override]:
-    parser = OverridesParser.create()
-    parsed = []
-    for text in overrides:
-        if text.startswith("-") or ("=" not in text and not text.startswith("~")):
-            raise ConfigError(
-                f"cannot read the override {text!r}: write key=value, as in frontend.port=8123 or +preset=chat"
-            )
-        try:
-            parsed += parser.parse_overrides([_with_quoted_source(text)])
-        except HydraException as error:
-            raise ConfigError(
-                f"cannot read the override {text!r}: {_one_line(error)}; quote values with special characters"
-            ) from None
-    return parsed
-
-
-def _with_quoted_source(text: str) -> str:
-    """`pypi:name==1.2` and `~/x` are no values in Hydra's grammar, and a shell takes away the quotes that make them some."""
-    return re.sub(r"^(\+{0,2}model\.source)=([^'\"\\]+)$", r"\1='\2'", text)
-
-
-def _checked(override: Override, plugins: Plugins) -> str:
-    """The override as Hydra wants it: known roots and options only, and `group.key=…` allowed though no YAML lists the key."""
-    key, line = override.key_or_group, override.input_line or ""
-    root, dot, _ = key.partition(".")
-    known = (*GROUPS, *FREE_GROUPS, *SECTIONS)
-    if root.split("/")[0].split("@")[0] not in known:
-        raise ConfigError(f"unknown config key {key!r}{near_matches(root, known)}")
-    if dot:
-        return line if override.is_delete() or line.startswith("+") else f"++{line}"
-    if root in (*GROUPS, *FREE_GROUPS):
-        return _checked_option(override, root, line, plugins)
-    raise ConfigError(f"{key} is a section; set one key of it, as in {key}.<key>=<value>")
-
-
-def _checked_option(override: Override, group: str, line: str, plugins: Plugins) -> str:
-    choice = override.value()
-    if not override.is_delete() and not isinstance(choice, str | list):
-        raise ConfigError(f"{group}={choice!r} selects nothing; choose one of: {', '.join(options(group))}")
-    for name in [choice] if isinstance(choice, str) else choice if isinstance(choice, list) else []:
-        if name not in options(group):
-            hint = near_matches(str(name), options(group)) + plugins.failures()
-            raise ConfigError(f"no {group} is called {name!r}{hint}")
-    if group in FREE_GROUPS and not line.startswith("+"):
-        return f"+{line}"
-    return line[1:] if group in GROUPS and line.startswith("+") else line
 
 
 def _refuse_resolvers(node: object, path: str = "") -> None:
@@ -211,34 +209,5 @@ def _refuse_resolvers(node: object, path: str = "") -> None:
             _refuse_resolvers(value, f"{path}[{index}]")
     elif isinstance(node, str) and re.search(r"\$\{[^}]*:", node):
         raise ConfigError(
-            f"{path}: the resolver in {node!r} is not allowed; write the value, or a plain ${{key}} reference"
+            f"{path}: the resolver in {node!r} is not allowed; write the value, or a plain ${{key}} reference", path
         )
-
-
-def _origins(overrides: Sequence[str]) -> dict[str, str]:
-    """Replay the defaults list: the last file, or override, that sets a leaf is where its value came from."""
-    loader = GlobalHydra.instance().config_loader()
-    assert isinstance(loader, ConfigLoaderImpl)
-    defaults, repository = loader.compute_defaults_list(ROOT, list(overrides), RunMode.RUN), loader.repository
-    origins: dict[str, str] = {}
-    for default in defaults.defaults:
-        loaded = repository.load_config(default.config_path) if default.config_path else None
-        if loaded is None or str(default.config_path).startswith("hydra/"):
-            continue
-        package = default.package or ""
-        for leaf in _leaves(OmegaConf.to_container(loaded.config, resolve=False)):
-            origins[f"{package}.{leaf}" if package else leaf] = f"{loaded.provider}:{default.config_path}.yaml"
-    for override in _parsed(overrides):
-        if "." in override.key_or_group:
-            origins[override.key_or_group] = "override"
-        elif override.key_or_group in GROUPS:
-            origins[f"{override.key_or_group}.name"] = "override"
-    return origins
-
-
-def _leaves(node: object, path: str = "") -> Iterator[str]:
-    if isinstance(node, dict) and node:
-        for key, value in node.items():
-            yield from _leaves(value, f"{path}.{key}" if path else str(key))
-    elif path:
-        yield path

@@ -5,20 +5,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 
-from core.batch import ModelBatch, SamplerOutput, ScheduledRequest, SchedulerOutput, TokenLogprobs, Verdict
+from core.batch import ModelBatch, SamplerOutput, SchedulerOutput, TokenLogprobs, Verdict
+from core.execution import Execution
+from core.faults import SpoiltKVError, StageError, described
 from core.model.interface import StepResult
-from core.outputs import StepOutput, StepStats, TokenDelta
+from core.outputs import PluginIncident, StepOutput, StepStats, TokenDelta
 from core.pipeline import EnginePipeline
+from core.recovery import Recovery
 from core.request import EngineRequest, FinishReason, Request
+from core.scheduling.guard import Live
 from core.wire import EngineInfo
 
 log = logging.getLogger("nonet.engine")
 
-MAX_LOST_STEPS = 3
 MAX_STALLED_STEPS = 1000
 STALL_PAUSE_S = 0.005
+NO_VERDICTS: Mapping[str, Verdict] = MappingProxyType({})
+NOTHING_SAMPLED = SamplerOutput({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,54 +40,77 @@ class Times:
 
 
 class Engine:
-    """Owns every request between admission and completion. One thread calls it; `step()` is the whole architecture."""
+    """Owns every request between admission and completion. One thread calls it; `step()` is the whole architecture.
+
+    A plugin that fails takes with it the requests that it failed, and no others: see `core.stage_guards` for stages 5, 6 and 9,
+    `core.execution` for the model and the sampler, and `_recover` for the scheduler and the cache.
+    """
 
     def __init__(self, pipeline: EnginePipeline, info: EngineInfo):
-        self._pipeline = pipeline
         self._info = info
-        self._scheduler = pipeline.scheduler
-        self._executor = pipeline.executor
-        self._build = pipeline.batch_builder.build
-        self._judge = pipeline.completion.judge
         self._clock = pipeline.clock
+        self._executor = pipeline.executor
+        self._faults = pipeline.faults
+        self._execution = Execution(pipeline.executor, pipeline.model.vocab_size, pipeline.faults)
+        self._recovery = Recovery(pipeline.faults)
+        self._endings: list[TokenDelta] = []  # of requests that failed outside the walk of a step
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._last_step = 0
         self._step_ended: float | None = None  # of the step before, while there is work
         self._num_stalled = 0  # empty plans in a row, while requests wait
-        self._lost_steps = 0  # in a row, in which every one of several requests failed
+        self._use(pipeline)
+
+    def _use(self, pipeline: EnginePipeline) -> None:
+        self._pipeline = pipeline
+        self._scheduler = pipeline.scheduler
+        self._judge = pipeline.completion.judge
 
     def step(self) -> StepOutput:
         """One iteration. Returns the new tokens of every request that got some, and the step's numbers."""
         start = self._clock()
-        plan = self._scheduler.schedule()  # 4 scheduler: who runs; asks 5 prefill and 6 decode how many tokens each
-        if plan.is_empty:
-            return self._idle(plan)
-        self._num_stalled = 0
-        scheduled = self._clock()
-        batch = self._build(plan)  # 5 prefill chunks and 6 decodes, in one mixed batch
-        built = self._clock()
-        result = self._execute(plan, batch)  # the model, then 7 sampler, where the model lives
-        executed = self._clock()
-        verdicts = self._judge(plan, result.sampled)  # 9 completion: which tokens count, and what has ended
-        ended = self._scheduler.update(plan, verdicts)  # tokens appended, blocks of ended requests back
-        deltas = self._deltas(plan, result.sampled, verdicts, ended)  # 8 detokenizer makes text of them, in the front
-        self._forget([*ended, *plan.preempted, *plan.refused])
-        times = Times(self._step_ended or start, start, scheduled, built, executed, self._clock())
-        return StepOutput(deltas=deltas, stats=self._stats(plan, batch, result, times))
+        try:
+            plan = self._scheduler.schedule()  # 4 scheduler: who runs; asks 5 prefill and 6 decode how many tokens each
+            self._endings += [self._ending(request) for request in plan.refused]
+            if plan.is_empty:
+                return self._idle(plan)
+            self._num_stalled = 0
+            scheduled = self._clock()
+            batch = self._build(plan)  # 5 prefill chunks and 6 decodes, in one mixed batch
+            built = self._clock()
+            result = self._run(plan, batch)  # the model, then 7 sampler, where the model lives
+            executed = self._clock()
+            verdicts = self._judge(plan, result.sampled)  # 9 completion: which tokens count, and what has ended
+            ended = self._take_in(plan, verdicts)  # tokens appended, blocks of ended requests back
+            deltas = self._deltas(plan, result.sampled, verdicts, ended)  # for 8 detokenizer, in the front
+            self._forget([*ended, *plan.preempted, *plan.refused])
+            times = Times(self._step_ended or start, start, scheduled, built, executed, self._clock())
+            return self._output(deltas, self._stats(plan, batch, result, times), result.incidents)
+        except StageError as error:  # the books, or the KV, can no longer be trusted
+            self._recover(error)
+            return self._output([], self._gauges())
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         for message in requests:
-            self._scheduler.add(Request.from_engine_request(message))
+            try:
+                self._scheduler.add(Request.from_engine_request(message))
+            except StageError as error:
+                self._recover(error)
+                self._faults.requests.clear()  # not of the step to come
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Unknown and ended ids are ignored: an abort may cross the request's end."""
-        self._forget(self._scheduler.finish(request_ids, FinishReason.ABORT))
+        self._forget(self._finish(request_ids, FinishReason.ABORT))
 
     def has_work(self) -> bool:
-        return any(self._scheduler.counts())
+        return bool(self._scheduler.live or self._endings)
 
     def reset_prefix_cache(self) -> bool:
-        return self._pipeline.cache.reset()
+        try:
+            return self._pipeline.cache.reset()
+        except StageError as error:
+            self._faults.note(error.group, error.reason)
+            self._renew({})
+            return True
 
     def info(self) -> EngineInfo:
         return self._info
@@ -89,67 +118,111 @@ class Engine:
     def close(self) -> None:
         self._executor.close()
 
-    def _execute(self, plan: SchedulerOutput, batch: ModelBatch) -> StepResult:
+    def _build(self, plan: SchedulerOutput) -> ModelBatch:
+        """Raises StageError naming the request that makes no batch: something else is where a list or a number was."""
+        build = self._pipeline.batch_builder.build
         try:
-            result = self._executor.submit(batch).result()
-            self._lost_steps = 0
-        except Exception as error:  # a plugin may raise anything; one request must not take the batch with it
-            log.exception("step %d failed; its %d requests are run one by one", plan.step, len(plan.scheduled))
-            if len(plan.scheduled) == 1:
-                return StepResult(_failed(plan.scheduled[0], error))
-            result = self._execute_one_by_one(plan)
-        return self._without_strays(result)
+            return build(plan)
+        except Exception as error:
+            for part in plan.scheduled if len(plan.scheduled) > 1 else ():
+                self._build(SchedulerOutput(plan.step, (part,)))
+            key = plan.scheduled[0].request.request_id if len(plan.scheduled) == 1 else None
+            raise StageError("scheduler", f"it planned what makes no batch: {described(error)}", key) from error
 
-    def _without_strays(self, result: StepResult) -> StepResult:
-        """A sampler plugin's ids that are none of the model's fail the requests they were meant for."""
-        size, sampled = self._pipeline.model.vocab_size, result.sampled
-        strays = {
-            request_id: f"the sampler returned {ids!r}, which are no token ids of the model"
-            for request_id, ids in sampled.token_ids.items()
-            if not all(type(token_id) is int and 0 <= token_id < size for token_id in ids)
-        }
-        if not strays:
-            return result
-        kept = {request_id: ids for request_id, ids in sampled.token_ids.items() if request_id not in strays}
-        return replace(result, sampled=replace(sampled, token_ids=kept, errors={**sampled.errors, **strays}))
+    def _run(self, plan: SchedulerOutput, batch: ModelBatch) -> StepResult:
+        """Raises SpoiltKVError where a request got NaN and shares KV: it may be the KV of the one that wrote it."""
+        result = self._execution.run(plan, batch, self._build)
+        if result.no_numbers and not self._faults.cautious:
+            holdings = self._pipeline.cache.holdings
+            own = {key: result.sampled.errors[key] for key in result.no_numbers if not holdings[key].num_found}
+            if len(own) < len(result.no_numbers):
+                self._faults.cautious = True
+                self._faults.requests.update(own)
+                raise SpoiltKVError("model", "it gave NaN to a request that shares KV with others")
+        return result
 
-    def _execute_one_by_one(self, plan: SchedulerOutput) -> StepResult:
-        """Find who broke the step. KV writes are idempotent, so running a request's share again is safe.
+    def _take_in(self, plan: SchedulerOutput, verdicts: Mapping[str, Verdict]) -> list[Request]:
+        """The scheduler's update, then the end of those that a stage has failed. Returns all that have ended."""
+        if self._recovery.in_a_row and any(verdict.token_ids for verdict in verdicts.values()):
+            self._recovery.progressed()
+        try:
+            ended = self._scheduler.update(plan, verdicts)
+        except StageError as error:  # what the verdicts say holds all the same
+            reasons = {key: verdict.finish_reason for key, verdict in verdicts.items() if verdict.finish_reason}
+            ended = [self._scheduler.drop(key, reason) for key, reason in reasons.items()]
+            self._recover(error, verdicts)
+        if self._faults.requests:
+            ended += self._finish(list(self._faults.requests), FinishReason.ERROR)
+        return ended
 
-        When nobody's share runs, for `MAX_LOST_STEPS` steps in a row, it is not a request that is broken but the device
-        or a plugin: the error passes, the engine process ends and is started again.
-        """
-        outputs, errors = [], []
-        for part in plan.scheduled:
-            alone = SchedulerOutput(step=plan.step, scheduled=(part,))
+    def _finish(self, request_ids: Sequence[str], reason: FinishReason) -> list[Request]:
+        """End requests from outside, whatever the scheduler makes of it. Unknown ids are ignored."""
+        keys = [key for key in dict.fromkeys(request_ids) if key in self._scheduler.live]
+        if not keys:
+            return []
+        try:
+            return self._scheduler.finish(keys, reason)
+        except StageError as error:
+            self._faults.note(error.group, error.reason)
+            ended = [self._scheduler.drop(key, reason) for key in keys]
+            self._renew({})
+            return ended
+
+    def _recover(self, error: StageError, verdicts: Mapping[str, Verdict] = NO_VERDICTS) -> None:
+        """Every request goes on but those at fault. `verdicts`: of the step in which it happened, once they are kept."""
+        log.error("%s; all requests in flight are computed again", error)
+        self._renew(self._recovery.guilty(error, self._pipeline, self._scheduler.live, verdicts))
+
+    def _renew(self, guilty: dict[str, str]) -> None:
+        """New, empty books of blocks and requests. Requests keep their output, and the rest of them is computed again."""
+        live = dict(self._scheduler.live)
+        self._execution.forget(list(live))
+        while not self._readded([request for key, request in live.items() if key not in guilty], guilty):
+            pass
+        for key, text in guilty.items():
+            self._endings.append(TokenDelta(request_id=key, finish_reason=FinishReason.ERROR, error=text))
+
+    def _readded(self, requests: Sequence[Live], guilty: dict[str, str]) -> bool:
+        """False: one of them cannot even be added, and is among the guilty now."""
+        self._use(self._pipeline.rebuild(self._faults))
+        for request in requests:
             try:
-                outputs.append(self._executor.submit(self._build(alone)).result().sampled)
-            except Exception as error:  # this is the one
-                errors.append(error)
-                outputs.append(_failed(part, error))
-        self._lost_steps = self._lost_steps + 1 if len(errors) == len(plan.scheduled) else 0
-        if self._lost_steps >= MAX_LOST_STEPS:
-            raise errors[-1]
-        return StepResult(_merged(outputs))
+                self._scheduler.add(request.again())
+            except StageError as error:
+                key = request.original.request_id
+                guilty[key] = self._faults.fail(error.group, error.reason, key)
+                return False
+        return True
 
     def _idle(self, plan: SchedulerOutput) -> StepOutput:
         """Nothing can run. The step loop comes here once after its work has ended: time to check the pool's books."""
         self._step_ended = None
-        self._forget([*plan.preempted, *plan.refused])
+        ended = self._finish(list(self._faults.requests), FinishReason.ERROR)
+        self._endings += [self._ending(request) for request in ended]
+        self._forget([*plan.preempted, *plan.refused, *ended])
         if not self.has_work():
             self._pipeline.cache.check()
-        elif not plan.refused:
+        elif not self._endings:
             self._stall()
-        return StepOutput(deltas=[_ending(request) for request in plan.refused], stats=self._gauges())
+        return self._output([], self._gauges())
 
     def _stall(self) -> None:
-        """Requests wait and nothing was planned. A pause, so that two processes do not spin; then the engine gives up."""
+        """Requests wait and nothing was planned. A pause, so that two processes do not spin; then something must change."""
         self._num_stalled += 1
         if self._num_stalled >= MAX_STALLED_STEPS:
-            raise RuntimeError(
-                f"nothing was planned in {self._num_stalled} steps, though {self._scheduler.counts()} wait"
-            )
+            self._num_stalled = 0
+            raise StageError("scheduler", f"nothing was planned in {MAX_STALLED_STEPS} steps, though requests wait")
         time.sleep(STALL_PAUSE_S)
+
+    def _output(
+        self, deltas: list[TokenDelta], stats: StepStats, incidents: Sequence[PluginIncident] = ()
+    ) -> StepOutput:
+        for delta in self._endings:
+            self._prompt_logprobs.pop(delta.request_id, None)
+        deltas += self._endings
+        self._endings = []
+        self._faults.requests.clear()
+        return StepOutput(deltas=deltas, stats=stats, incidents=[*incidents, *self._faults.take_incidents()])
 
     def _deltas(
         self, plan: SchedulerOutput, sampled: SamplerOutput, verdicts: Mapping[str, Verdict], ended: Sequence[Request]
@@ -162,23 +235,34 @@ class Engine:
             if verdict is not None and (verdict.token_ids or verdict.finish_reason):
                 deltas.append(self._delta(part.request, verdict, sampled))
         told = {delta.request_id for delta in deltas if delta.finish_reason is not None}
-        return deltas + [_ending(r) for r in (*plan.refused, *ended) if r.request_id not in told]
+        return deltas + [self._ending(request) for request in ended if request.request_id not in told]
 
     def _delta(self, request: Request, verdict: Verdict, sampled: SamplerOutput) -> TokenDelta:
         key = request.request_id
-        logprobs = sampled.logprobs.get(key, ())[: len(verdict.token_ids)]
+        rows = sampled.logprobs.get(key)
         return TokenDelta(
             request_id=key,
             token_ids=list(verdict.token_ids),
-            logprobs=list(logprobs),
-            prompt_logprobs=self._prompt_logprobs.pop(key, []),
+            logprobs=list(rows[: len(verdict.token_ids)]) if rows else [],
+            prompt_logprobs=self._prompt_logprobs.pop(key, []) if self._prompt_logprobs else [],
             finish_reason=verdict.finish_reason,
             stop_reason=verdict.stop_reason,
-            error=sampled.errors.get(key),
+            error=self._error_of(request, sampled) if verdict.finish_reason is FinishReason.ERROR else None,
             num_cached_tokens=request.num_cached_tokens,
             num_preemptions=request.num_preemptions,
             scheduled_time=request.first_scheduled_time,
         )
+
+    def _ending(self, request: Request) -> TokenDelta:
+        """The end of a request that no verdict announced: refused by the scheduler, or failed by a stage."""
+        reason = request.finish_reason or FinishReason.ERROR
+        error = self._error_of(request, NOTHING_SAMPLED) if reason is FinishReason.ERROR else None
+        return TokenDelta(request_id=request.request_id, finish_reason=reason, error=error)
+
+    def _error_of(self, request: Request, sampled: SamplerOutput) -> str:
+        key = request.request_id
+        known = self._faults.requests.get(key) or sampled.errors.get(key) or request.stop_reason
+        return str(known or f"{self._faults.names.of('completion').who} ended it with an error")
 
     def _collect_prompt_logprobs(self, plan: SchedulerOutput, sampled: SamplerOutput) -> None:
         """A prompt's chunks add up to one list, sent with the first token; a recomputed prompt is not sent twice."""
@@ -193,27 +277,32 @@ class Engine:
     def _forget(self, requests: Sequence[Request]) -> None:
         if not requests:
             return
-        self._executor.forget([request.request_id for request in requests])
+        self._execution.forget([request.request_id for request in requests])
         for request in requests:
             if request.is_finished:
                 self._prompt_logprobs.pop(request.request_id, None)
 
+    def _num_free_blocks(self) -> int:
+        try:
+            return self._pipeline.cache.num_free_blocks
+        except StageError as error:  # only a gauge
+            self._faults.note(error.group, error.reason)
+            return 0
+
     def _gauges(self) -> StepStats:
         running, waiting = self._scheduler.counts()
-        cache = self._pipeline.cache
         return StepStats(
             step=self._last_step,
             running=running,
             waiting=waiting,
-            kv_blocks_free=cache.num_free_blocks,
-            kv_blocks_total=cache.num_blocks,
+            kv_blocks_free=self._num_free_blocks(),
+            kv_blocks_total=self._pipeline.cache.num_blocks,
         )
 
     def _stats(self, plan: SchedulerOutput, batch: ModelBatch, result: StepResult, times: Times) -> StepStats:
         self._last_step = plan.step
         self._step_ended = times.ended if self.has_work() else None
         running, waiting = self._scheduler.counts()
-        cache = self._pipeline.cache
         forward_s = result.forward_s or times.executed - times.built - result.sample_s
         return StepStats(
             step=plan.step,
@@ -226,8 +315,8 @@ class Engine:
             ),
             running=running,
             waiting=waiting,
-            kv_blocks_free=cache.num_free_blocks,
-            kv_blocks_total=cache.num_blocks,
+            kv_blocks_free=self._num_free_blocks(),
+            kv_blocks_total=self._pipeline.cache.num_blocks,
             between_s=times.start - times.previous,
             schedule_s=times.scheduled - times.start,
             build_s=times.built - times.scheduled,
@@ -235,23 +324,3 @@ class Engine:
             sample_s=result.sample_s,
             output_s=times.ended - times.executed,
         )
-
-
-def _failed(part: ScheduledRequest, error: Exception) -> SamplerOutput:
-    return SamplerOutput(token_ids={}, errors={part.request.request_id: f"{type(error).__name__}: {error}"})
-
-
-def _merged(outputs: Sequence[SamplerOutput]) -> SamplerOutput:
-    return SamplerOutput(
-        token_ids={k: v for o in outputs for k, v in o.token_ids.items()},
-        logprobs={k: v for o in outputs for k, v in o.logprobs.items()},
-        prompt_logprobs={k: v for o in outputs for k, v in o.prompt_logprobs.items()},
-        errors={k: v for o in outputs for k, v in o.errors.items()},
-    )
-
-
-def _ending(request: Request) -> TokenDelta:
-    """The end of a request that no verdict announced: refused by the scheduler, or left out by the sampler."""
-    reason = request.finish_reason or FinishReason.ERROR
-    error = str(request.stop_reason) if reason is FinishReason.ERROR else None
-    return TokenDelta(request_id=request.request_id, finish_reason=reason, error=error)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+_PART = re.compile(r"(\w+=[\w.-]{1,128} \(plugin [\w.+:, -]{1,256}\)): ")
 
 
 class NonetError(Exception):
@@ -11,7 +14,15 @@ class NonetError(Exception):
 
 
 class ConfigError(NonetError):
-    """A config key, value or group is wrong. Raised before any weight is read."""
+    """A config key, value or group is wrong. Raised before any weight is read.
+
+    `key` is the dotted config key in question, and `unknown` says that there is no such key.
+    """
+
+    def __init__(self, message: str, key: str = "", *, unknown: bool = False):
+        super().__init__(message)
+        self.key = key
+        self.unknown = unknown
 
 
 class PluginError(NonetError):
@@ -50,13 +61,29 @@ class EngineDeadError(NonetError):
 
 
 class GenerationError(NonetError):
-    """The engine failed this one request while it ran (a plugin raised, NaN logits …)."""
+    """This one request failed while it ran (a plugin raised, NaN logits …).
+
+    Where a component is to blame the message begins with its name: `sampler=chaos (plugin chaos, acme 1.0): …`.
+    """
+
+    @property
+    def part(self) -> str | None:
+        """The component to blame, as `core.pipeline.Part.who` writes it; None where the message names none."""
+        found = _PART.match(str(self))
+        return found[1] if found else None
+
+
+class Terminated(SystemExit):
+    """SIGTERM while something starts. What catches a plugin's own SystemExit lets this one through."""
 
 
 def near_matches(word: str, known: Iterable[str]) -> str:
     """`; did you mean a, b?` or `; choose one of …` for an unknown `word`."""
     names = sorted(known)
-    close = get_close_matches(word, names, n=3, cutoff=0.5)
+    folded: dict[str, list[str]] = {}  # a word in the wrong case is near
+    for name in names:
+        folded.setdefault(name.casefold(), []).append(name)
+    close = [name for key in get_close_matches(word.casefold(), folded, n=3, cutoff=0.5) for name in folded[key]]
     if close:
         return f"; did you mean {', '.join(close)}?"
     return f"; choose one of: {', '.join(names)}" if names else ""

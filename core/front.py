@@ -7,50 +7,59 @@ engine (scheduling side); whichever side ends first, both tables are cleaned.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from core.calls import Call, Choice
 from core.client import EngineClient, EngineStatus
 from core.errors import EngineDeadError, GenerationError, NonetError
-from core.outputs import RequestOutput, RequestRecord, StepOutput, StepStats, TokenDelta
+from core.guard import FrontGuards
+from core.guarded_tools import GuardedToolParser
+from core.incidents import Incidents
+from core.intake import Intake
+from core.outputs import PluginIncident, RequestOutput, StepOutput, StepStats, TokenDelta
 from core.pipeline import FrontPipeline
 from core.progress import Progress
-from core.request import EngineRequest, FinishReason, SamplingParams
+from core.request import FinishReason
+from core.spans import StageWork
 from core.stages.detokenizer import TextDelta
 from core.stages.frontend import Deltas, GenerateRequest, Health, Load
 from core.stages.renderer import Prompt, RenderedPrompt, Renderer
+from core.stages.tool_parser import ToolParser
+from core.texts import Texts
 
 if TYPE_CHECKING:
     from core.model.spec import ModelSpec
-
-A = TypeVar("A")
-T = TypeVar("T")
+    from core.observers import Observers
 
 log = logging.getLogger("nonet.front")
 
 
 class Front:
-    """`core.stages.frontend.FrontHalf`. Lives on one event loop; only rendering leaves it, for worker threads."""
+    """`core.stages.frontend.FrontHalf`. Lives on one event loop; only rendering leaves it, for worker threads.
+
+    Its components may be anybody's code: each is called through a guard (`core.guard`), and what one does wrong fails the
+    call in hand with its name.
+    """
 
     def __init__(self, pipeline: FrontPipeline, client: EngineClient, clock: Callable[[], float], num_threads: int = 2):
         self._pipeline = pipeline
         self._client = client
         self._clock = clock
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="renderer")
+        self._incidents = Incidents()
+        guards = FrontGuards.of(pipeline.names, pipeline.limits, self._incidents)
+        self._intake = Intake(pipeline, guards, self._incidents, clock, num_threads)
+        self._texts = Texts(pipeline.detokenizer, guards.detokenizer)
+        self._tool_parser = GuardedToolParser(pipeline.tool_parser, guards.tool_parser)
         self._calls: dict[str, Call] = {}  # by `Call.key`
         self._choices: dict[str, Choice] = {}  # engine request id -> its place in a call
-        self._serial = itertools.count()
-        self._num_rendering = 0  # choices of calls that are not registered yet
         self._closed: EngineDeadError | None = None
         self._receiver: asyncio.Task[None] | None = None
         self._stats = StepStats()
+        self._work = StageWork()
         self._dead: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
 
     async def wait_dead(self) -> EngineDeadError:
@@ -70,6 +79,7 @@ class Front:
 
         `starting` is the client's `start` where somebody has called it already.
         """
+        self._pipeline.observers.start()
         await (starting or self._client.start(progress))
         info = self._client.info
         self._stats = StepStats(kv_blocks_free=info.num_kv_blocks, kv_blocks_total=info.num_kv_blocks)
@@ -84,10 +94,25 @@ class Front:
             self._receiver.cancel()
             await asyncio.gather(self._receiver, return_exceptions=True)
         await self._client.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._intake.close()
+        await asyncio.to_thread(self._pipeline.observers.close)
+
+    @property
+    def observers(self) -> Observers:
+        return self._pipeline.observers
+
+    async def flush_observers(self) -> None:
+        await self._pipeline.observers.flush()
+
+    @property
+    def tool_parser(self) -> ToolParser:
+        return self._tool_parser
+
+    def incidents(self) -> tuple[PluginIncident, ...]:
+        return (*self._incidents.latest(), *self._pipeline.observers.incidents())
 
     async def render(self, prompt: Prompt) -> RenderedPrompt:
-        return await self._in_thread(self._pipeline.renderer.render, prompt)
+        return await self._intake.render(prompt)
 
     def generate(self, request: GenerateRequest) -> Answer:
         return Answer(self, request)
@@ -98,16 +123,7 @@ class Front:
 
     async def enter(self, requests: Sequence[GenerateRequest]) -> list[Call]:
         """Stages 2 and 3 for calls that stand or fall together: nothing is registered unless all are."""
-        self._pipeline.admission.check_room(sum(request.params.n for request in requests), self.load())
-        calls = [await self._prepared(request) for request in requests]
-        load = self.load()
-        for call in calls:
-            started = self._clock()
-            request = replace(call.request, request_id=call.key)
-            sequences = self._pipeline.admission.admit(request, call.prompt_token_ids, call.params, load)
-            call.sequences = _checked(sequences, request)
-            call.admit_s = self._clock() - started
-            load = _with_call(load, call)
+        calls = await self._intake.calls(requests, self.load, self._work)
         for index, call in enumerate(calls):
             try:
                 self._register(call)
@@ -124,10 +140,10 @@ class Front:
     def load(self) -> Load:
         stats = self._stats
         return Load(
-            in_flight=len(self._choices) + self._num_rendering,
+            in_flight=len(self._choices) + self._intake.num_rendering,
             running=stats.running,
             waiting=stats.waiting,
-            prompt_tokens_in_flight=sum(len(c.prompt_token_ids) * c.num_open for c in self._calls.values()),
+            prompt_tokens_in_flight=sum(c.num_prompt_tokens * c.num_open for c in self._calls.values()),
             kv_blocks_free=stats.kv_blocks_free,
             kv_blocks_total=stats.kv_blocks_total,
         )
@@ -148,33 +164,17 @@ class Front:
         reason = FinishReason.ERROR if error else FinishReason.ABORT
         self._observe_request(call, replace_open=reason, error=error)
 
-    async def _prepared(self, request: GenerateRequest) -> Call:
-        key, arrival = f"{request.request_id}~{next(self._serial)}", self._clock()
-        self._num_rendering += request.params.n
-        try:
-            rendered, params = await self._in_thread(self._rendered, request)
-        finally:
-            self._num_rendering -= request.params.n
-        return Call(key, request, rendered.token_ids, params, arrival, render_s=self._clock() - arrival)
-
-    def _rendered(self, request: GenerateRequest) -> tuple[RenderedPrompt, SamplingParams]:
-        renderer = self._pipeline.renderer
-        self._pipeline.check_fields(request.params)
-        return renderer.render(request.prompt), renderer.prepare(request.params)
-
-    async def _in_thread(self, fn: Callable[[A], T], argument: A) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, fn, argument)
-
     def _register(self, call: Call) -> None:
         if self._closed is not None:
             raise self._closed
         self._calls[call.key] = call
-        for index, sequence in enumerate(call.sequences):
-            choice = Choice(call, index, sequence.request_id, sequence.arrival_time)
-            call.choices.append(choice)
-            self._choices[sequence.request_id] = choice
-            self._pipeline.detokenizer.start(sequence)
+        call.note_registered(self._clock())
         try:
+            for index, sequence in enumerate(call.sequences):
+                choice = Choice(call, index, sequence.request_id, sequence.arrival_time)
+                call.choices.append(choice)
+                self._choices[sequence.request_id] = choice
+                self._texts.start(sequence)
             self._client.send_add(call.sequences)
         except NonetError:
             self._drop(call, [])
@@ -194,6 +194,7 @@ class Front:
 
     def _lose_engine(self, error: EngineDeadError, *, for_good: bool) -> None:
         self._stats = StepStats(kv_blocks_total=self._stats.kv_blocks_total)
+        self._incidents.lose_engine()
         self._observe_step()
         self._fail_all(error)
         if for_good:
@@ -202,23 +203,19 @@ class Front:
 
     def _take(self, output: StepOutput) -> None:
         started = self._clock()
+        self._work.begin(output.stats, started)
+        self._incidents.take(output.incidents)
         for delta in output.deltas:
             self._note(delta)
-        for text in self._texts(output.deltas):
+        step = self._texts.push(output.deltas)
+        for text in step.texts:
             self._deliver(text)
+        for request_id, message in step.failed.items():
+            self._fail_choice(request_id, message)
         self._fail_errored(output.deltas)
         self._stats = msgspec.structs.replace(output.stats, detokenize_s=self._clock() - started)
+        self._work.end(self._stats)
         self._observe_step()
-
-    def _texts(self, deltas: Sequence[TokenDelta]) -> Sequence[TextDelta]:
-        """Stage 8. A detokenizer that raises has lost the text of these sequences, and of no others."""
-        try:
-            return self._pipeline.detokenizer.push(deltas)
-        except Exception as error:  # a plugin may raise anything
-            log.exception("the detokenizer failed")
-            for delta in deltas:
-                self._fail_choice(delta.request_id, f"detokenizer: {type(error).__name__}: {error}")
-            return ()
 
     def _note(self, delta: TokenDelta) -> None:
         choice = self._choices.get(delta.request_id)
@@ -227,7 +224,7 @@ class Front:
 
     def _deliver(self, text: TextDelta) -> None:
         choice = self._choices.get(text.request_id)
-        if choice is None or text.finish_reason is FinishReason.ERROR:
+        if choice is None:
             return
         choice.deliver(text)
         if text.stop_matched:
@@ -237,7 +234,7 @@ class Front:
 
     def _end_choice(self, choice: Choice) -> None:
         self._choices.pop(choice.request_id, None)
-        self._pipeline.detokenizer.drop([choice.request_id])
+        self._texts.drop([choice.request_id])
         call = choice.call
         if call.num_open == 0:
             del self._calls[call.key]
@@ -267,40 +264,15 @@ class Front:
         ids = [choice.request_id for choice in call.choices]
         for request_id in ids:
             self._choices.pop(request_id, None)
-        self._pipeline.detokenizer.drop(ids)
+        self._texts.drop(ids)
         if abort_ids:
             self._client.send_abort(abort_ids)
 
     def _observe_step(self) -> None:
-        for observer in self._pipeline.step_observers:
-            _guarded(observer, self._stats)
+        self._pipeline.observers.step_finished(self._stats)
 
     def _observe_request(self, call: Call, replace_open: FinishReason | None = None, error: str | None = None) -> None:
-        record = call.record(self._clock(), replace_open, error)
-        for observer in self._pipeline.request_observers:
-            _guarded(observer, record)
-
-
-def _guarded(observer: Callable[..., None], record: StepStats | RequestRecord) -> None:
-    try:
-        observer(record)
-    except Exception:  # an observer can never fail a request
-        log.exception("observer %r failed", observer)
-
-
-def _checked(sequences: Sequence[EngineRequest], request: GenerateRequest) -> tuple[EngineRequest, ...]:
-    """An admission that makes other sequences than asked for would leave choices without an end."""
-    expected = [f"{request.request_id}#{choice}" for choice in range(request.params.n)]
-    if [getattr(sequence, "request_id", None) for sequence in sequences or ()] != expected:
-        log.error("the admission plugin returned %r for %s", sequences, request.request_id)
-        raise GenerationError("the admission plugin did not return one sequence per choice")
-    return tuple(sequences)
-
-
-def _with_call(load: Load, call: Call) -> Load:
-    n = len(call.sequences)
-    tokens = load.prompt_tokens_in_flight + n * len(call.prompt_token_ids)
-    return replace(load, in_flight=load.in_flight + n, prompt_tokens_in_flight=tokens)
+        self._pipeline.observers.request_finished(call.record(self._clock(), replace_open, error))
 
 
 class Answer:

@@ -1,30 +1,39 @@
 """The hooks of Nonet: the one page a plugin author needs.
 
 A plugin is a module (or object) with functions marked `@hookimpl`, named by an entry point in the group `nonet.plugins`.
-The `provide_…` hooks say what exists; they are called once, when plugins are loaded, never inside a step. What runs are
-plain objects: a `Component` names a class, config selects it, assembly imports and builds it as `Class(settings, context)`.
-The two events are bound when plugins are loaded, and called as plain functions from then on.
+The hooks say what exists; they are called once, when plugins are loaded, never inside a step. What runs are plain objects:
+a `Component` names a class, config selects it, assembly imports and builds it as `Class(settings, context)`.
 
-The nine stage hooks stand in request order, then the components they use, then packaging and events. Each is called once per
-process that loads plugins (the front and the engine process load the same set), in plugin order: built-ins, then third
-parties by name. An implementation may take no arguments. This module imports no torch, and neither may a plugin's module
-with its hooks: keep heavy imports in the module that `target` names.
+The module also says which version of this contract it was written for, as a literal::
+
+    NONET_API = "1.1"
+
+A plugin for API 1.N loads here where N is not past ours: a minor version only adds. Another major version, or none, is
+refused with one line.
+
+The nine stage hooks stand in request order, then the components they use, those of which any number is chosen, and
+packaging. Each is called once per process that loads plugins (the front and the engine process load the same set), in plugin
+order: built-ins, then third parties by name. An implementation may take no arguments. This module imports no torch, and
+neither may a plugin's module with its hooks: keep heavy imports in the module that `target` names. It is imported in a
+thread beside the main one (so `signal.signal` does not work there), within `plugins.start_timeout` seconds.
+
+A plugin that cannot be loaded (import error, wrong version, a name that is taken, too slow) keeps the pipeline from starting,
+with plugin, wheel and reason, unless config says `plugins.disable=[name]` or `plugins.on_failure=disable`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import pluggy
 
-if TYPE_CHECKING:
-    from core.outputs import RequestRecord, StepStats
-
 PROJECT = "nonet"
-API_VERSION = 1
-"""Version of this contract. A component built for another major version is refused with one line."""
+API_VERSION = "1.1"
+"""Version of this contract, major.minor. 1.0 had the hooks of the nine stages and of model, attention, quant, cache and executor.
+1.1 added logits processors, observers, tool parsers, what components require, `Request.append_output` (the lists of a request
+are read only), `KVCache.free(discard=)`, and requests with output in `Scheduler.add`."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -34,10 +43,24 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 class Component:
     """One choice for one config group.
 
+    `name` is letters, digits, '_' and '-', and begins with a letter or '_'. A name that is taken belongs to who had it: a
+    built-in keeps its own, and of two strangers neither is loaded.
+
     `target` is "package.module:Class", imported only when config selects it. The class has a frozen pydantic `Settings`
     (extra="forbid") and `__init__(self, settings, context)`. Where importing the target is heavy (torch), `settings` names
     the Settings class in a light module, so that config is checked, and `explain` works, without the heavy import.
-    `provides` of a sampler names the fields of `SamplingParams` it honours; a request that sets another is refused by name.
+
+    Which components go together is said by words, and checked before any weight is read (`core.capabilities`):
+
+    - `provides`: what this one offers. A sampler or logits processor names the fields of `SamplingParams` that it honours
+      (a request that sets another is refused by name); other words are its group's, e.g. "logits_processors" or "drafts".
+    - `requires`: "group.word", which the component selected for `group` must provide ("sampler.logits_processors").
+    - `conflicts`: "group.word" that none may provide, or "group=name" that may not be selected beside it.
+    - `accepts`: for a fact of the machine or model (`core.capabilities.FACTS`: device, dtype, head_dim, …) the values it
+      can work with; a fact that is not named may be anything.
+
+    `params` is for logits processors: the pydantic model of a request's own parameters, as "package.module:Class" in a light
+    module.
     """
 
     name: str
@@ -45,7 +68,10 @@ class Component:
     summary: str
     settings: str | None = None
     provides: tuple[str, ...] = ()
-    api_version: int = API_VERSION
+    requires: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    accepts: Mapping[str, tuple[str | int | bool, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    params: str | None = None
 
 
 # --- the nine stages, in request order ------------------------------------------------------------
@@ -278,7 +304,64 @@ def provide_executors() -> Iterable[Component]:
     raise NotImplementedError
 
 
-# --- packaging and events ------------------------------------------------------------------------
+@hookspec
+def provide_tool_parsers() -> Iterable[Component]:
+    """How a model writes the tools it calls: text to tool calls, also while it streams.
+
+    Config group `tool_parser`; exactly one is selected, `none` by default. Built once in the front process.
+    Contract: `core.stages.tool_parser.ToolParser`.
+
+    Example::
+
+        @hookimpl
+        def provide_tool_parsers():
+            yield Component("acme_xml", "acme.tools:AcmeXml", "<call name=…>…</call>", requires=("renderer.messages",))
+    """
+    raise NotImplementedError
+
+
+# --- of these, any number is chosen ---------------------------------------------------------------
+
+
+@hookspec
+def provide_logits_processors() -> Iterable[Component]:
+    """Edits of the logits before the sampler's own, for whole batches of rows.
+
+    Config group `logits_processors`: any number, in config's order (`logits_processors=[min_tokens,dry]`). Built once in the
+    engine process, where the sampler runs. Contract: `core.stages.logits_processor.LogitsProcessor`.
+
+    Example::
+
+        @hookimpl
+        def provide_logits_processors():
+            yield Component(
+                "no_digits",
+                "acme.digits:NoDigits",
+                "mask tokens with digits where a request asks for it",
+                params="acme.digits_params:Params",  # {"after": 10}, checked before the request is admitted
+                requires=("sampler.logits_processors",),
+            )
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def provide_observers() -> Iterable[Component]:
+    """Who is told of each step and each ended request: metrics, traces, bills.
+
+    Config group `observers`: any number (`observers=[prometheus,jsonl]`). Built once in the front process; each runs in a
+    thread of its own, so that it can neither slow nor fail a step. Contract: `core.observers.Observer`.
+
+    Example::
+
+        @hookimpl
+        def provide_observers():
+            yield Component("bill", "acme.bill:Bill", "tokens of each tenant, in a ledger")
+    """
+    raise NotImplementedError
+
+
+# --- packaging ------------------------------------------------------------------------------------
 
 
 @hookspec
@@ -296,37 +379,19 @@ def provide_config_packages() -> Iterable[str]:
     raise NotImplementedError
 
 
-@hookspec
-def step_finished(stats: StepStats) -> None:
-    """One engine step has ended. An observer, in the front process; bound once at assembly and called as a plain function.
-
-    Third parties' observers run only when `plugins.enable` names their plugin. What it raises is logged and dropped.
-
-    Example::
-
-        @hookimpl
-        def step_finished(stats):
-            LOG.write(f"{stats.step} {stats.forward_s:.4f}\\n")
-    """
-
-
-@hookspec
-def request_finished(record: RequestRecord) -> None:
-    """A client's request has ended, in whatever way (also abort and error). An observer like `step_finished`.
-
-    Example::
-
-        @hookimpl
-        def request_finished(record):
-            BILL.add(record.tenant, record.usage.completion_tokens)
-    """
-
-
 STAGES = ("frontend", "renderer", "admission", "scheduler", "prefill", "decode", "sampler", "detokenizer", "completion")
 """The nine words, in request order."""
 
-PARTS = ("model", "attention", "quant", "cache", "executor")
-"""What stages 5 to 7 use."""
+PARTS = ("model", "attention", "quant", "cache", "executor", "tool_parser")
+"""What the stages use, one of each."""
+
+CHAINS = ("logits_processors", "observers")
+"""Groups of which config selects any number, as a mapping from name to values."""
 
 GROUPS = STAGES + PARTS
-"""Config groups that a component is chosen from; the hook of group g is `provide_{g}s`."""
+"""Config groups that exactly one component is chosen from."""
+
+
+def hook_of(group: str) -> str:
+    """The hook that provides components for a group: provide_schedulers, provide_observers …"""
+    return f"provide_{group}" if group in CHAINS else f"provide_{group}s"

@@ -1,14 +1,46 @@
-"""Prometheus metrics as an observer: labelled by the nine stages' own words. Times in seconds."""
+"""`observers: prometheus`. Metrics labelled by the nine stages' own words; times in seconds."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 
-from core.hookspecs import hookimpl
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+from pydantic import BaseModel, ConfigDict
+
+from core.hookspecs import STAGES
+from core.observers import ObserverContext
 from core.outputs import RequestRecord, StepStats
+from core.spans import StageSeconds
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+IN_STEPS = tuple(each.name for each in fields(StageSeconds))
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+@dataclass(slots=True)
+class Steps:
+    """Sums of some steps."""
+
+    last: StepStats | None = None
+    count: int = 0
+    preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    scheduled_tokens: int = 0
+    prefill_tokens: int = 0
+    seconds: StageSeconds = field(default_factory=StageSeconds)
+
+    def add(self, stats: StepStats) -> None:
+        self.last = stats
+        if stats.num_requests:
+            self.count += 1
+            self.preemptions += stats.num_preemptions
+            self.prefix_hit_tokens += stats.num_cached_tokens
+            self.scheduled_tokens += stats.num_scheduled_tokens
+            self.prefill_tokens += stats.num_prefill_tokens
+            self.seconds.add(stats)
 
 
 class Metrics:
@@ -18,11 +50,16 @@ class Metrics:
     ones; the token counters count what was generated for it until then. So both families always agree.
     """
 
-    def __init__(self) -> None:
+    class Settings(BaseModel):
+        model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, settings: Settings, context: ObserverContext) -> None:
         self.registry = CollectorRegistry()
+        self._steps = Steps()  # not shown yet
         self._gauges()
         self._counters()
         self._histograms()
+        self.registry.register(DroppedRecords(context.dropped))
 
     def _gauges(self) -> None:
         def gauge(name: str, text: str) -> Gauge:
@@ -46,6 +83,8 @@ class Metrics:
         self.prefix_hit_tokens = counter("prefix_hit_tokens", "prompt tokens that steps found in the prefix cache")
         self.generation_tokens = counter("generation_tokens", "generated tokens of ended requests")
         self.finished = counter("requests_finished", "choices ended, by reason", "finish_reason")
+        self._prefill_tokens, self._decode_tokens = map(self.scheduled_tokens.labels, ("prefill", "decode"))
+        self._seconds = {stage: self.stage_seconds.labels(stage) for stage in STAGES}
 
     def _histograms(self) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -56,47 +95,41 @@ class Metrics:
         self.e2e = histogram("request_latency", "arrival to the end", SECONDS)
         self.queue = histogram("request_queue", "arrival to first scheduling", SECONDS)
 
-    @hookimpl
     def step_finished(self, stats: StepStats) -> None:
-        self.running.set(stats.running)
-        self.waiting.set(stats.waiting)
-        self.blocks_free.set(stats.kv_blocks_free)
-        self.blocks_total.set(stats.kv_blocks_total)
-        if not stats.num_requests:
-            return
-        self.steps.inc()
-        self.preemptions.inc(stats.num_preemptions)
-        self.prefix_hit_tokens.inc(stats.num_cached_tokens)
-        self.scheduled_tokens.labels("prefill").inc(stats.num_prefill_tokens)
-        self.scheduled_tokens.labels("decode").inc(stats.num_scheduled_tokens - stats.num_prefill_tokens)
-        self._add_stage_seconds(stats)
+        self._steps.add(stats)
+
+    def flush(self) -> None:
+        """Bring the registry up to date; once per batch of steps, since its counters are dear."""
+        if self._steps.last is not None:
+            steps, self._steps = self._steps, Steps()
+            self._show(steps, steps.last or StepStats())
+
+    def _show(self, steps: Steps, last: StepStats) -> None:
+        self.running.set(last.running)
+        self.waiting.set(last.waiting)
+        self.blocks_free.set(last.kv_blocks_free)
+        self.blocks_total.set(last.kv_blocks_total)
+        counts = {
+            self.steps: steps.count,
+            self.preemptions: steps.preemptions,
+            self.prefix_hit_tokens: steps.prefix_hit_tokens,
+            self._prefill_tokens: steps.prefill_tokens,
+            self._decode_tokens: steps.scheduled_tokens - steps.prefill_tokens,
+            **{self._seconds[stage]: getattr(steps.seconds, stage) for stage in IN_STEPS},
+        }
+        for counter, value in counts.items():
+            counter.inc(max(value, 0))  # a clock may have stepped back (bugs P4)
 
     def add_frontend_seconds(self, seconds: float) -> None:
         """Stage 1's own time, which only the frontend knows: reading requests and writing answers, waiting not counted."""
-        self.stage_seconds.labels("frontend").inc(max(seconds, 0.0))
+        self._seconds["frontend"].inc(max(seconds, 0.0))
 
-    def _add_stage_seconds(self, stats: StepStats) -> None:
-        # The forward pass is shared by stages 5 and 6: split by their tokens.
-        prefill_share = stats.num_prefill_tokens / max(stats.num_scheduled_tokens, 1)
-        model_s = max(stats.build_s + stats.forward_s, 0.0)
-        seconds = {
-            "scheduler": stats.schedule_s,
-            "prefill": model_s * prefill_share,
-            "decode": model_s * (1 - prefill_share),
-            "sampler": stats.sample_s,
-            "completion": stats.output_s,
-            "detokenizer": stats.detokenize_s,
-        }
-        for stage, value in seconds.items():
-            self.stage_seconds.labels(stage).inc(max(value, 0.0))
-
-    @hookimpl
     def request_finished(self, record: RequestRecord) -> None:
         self.prompt_tokens.inc(record.usage.prompt_tokens)
         self.cached_tokens.inc(record.usage.cached_tokens)
         self.generation_tokens.inc(record.usage.completion_tokens)
-        self.stage_seconds.labels("renderer").inc(max(record.render_s, 0.0))
-        self.stage_seconds.labels("admission").inc(max(record.admit_s, 0.0))
+        self._seconds["renderer"].inc(max(record.render_s, 0.0))
+        self._seconds["admission"].inc(max(record.admit_s, 0.0))
         for reason in record.finish_reasons:
             self.finished.labels(reason.value).inc()
         timings = record.timings
@@ -109,6 +142,23 @@ class Metrics:
             if value is not None:
                 histogram.observe(max(value, 0.0))
 
+    def close(self) -> None:
+        self.flush()
+
     def exposition(self) -> bytes:
         """Prometheus text format."""
         return generate_latest(self.registry)
+
+
+class DroppedRecords(Collector):
+    """What observers missed, read when somebody asks."""
+
+    def __init__(self, dropped: Callable[[], Mapping[str, int]]):
+        self._dropped = dropped
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        text = "records that an observer was too slow to see"
+        family = CounterMetricFamily("nonet_observer_dropped_records", text, labels=("observer",))
+        for name, count in self._dropped().items():
+            family.add_metric((name,), count)
+        yield family

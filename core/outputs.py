@@ -47,9 +47,21 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     detokenize_s: float = 0.0  # stage 8, filled in by the front
 
 
+class PluginIncident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A component failed while it ran. `quarantined`: it is switched off until the next start."""
+
+    group: str
+    name: str
+    plugin: str  # "plugin, wheel version"
+    reason: str
+    failures: int = 1  # of this component so far
+    quarantined: bool = False
+
+
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     deltas: list[TokenDelta] = []
     stats: StepStats = msgspec.field(default_factory=StepStats)
+    incidents: list[PluginIncident] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +110,26 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class StageSpan:
+    """A stage's part of one request. Monotonic seconds of this machine, also of the engine process.
+
+    `busy_s`: seconds in it that the stage worked, for this request or its batch mates; the rest is waiting.
+    """
+
+    stage: str
+    start: float
+    end: float
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One ended client request, for observers. `finish_reasons` has one entry per choice."""
+    """One ended client request, for observers. `finish_reasons` has one entry per choice.
+
+    `spans`: the stages it reached (all nine, when it got a token), in their order and without a gap: the first starts
+    when the frontend began to read the request, the last ends with the last delta, the abort or the error. Stages 6 to 8
+    overlap. Requests that are refused before they are admitted have no record.
+    """
 
     request_id: str
     tenant: str
@@ -110,3 +140,6 @@ class RequestRecord:
     render_s: float = 0.0  # stage 2
     admit_s: float = 0.0  # stage 3
     error: str | None = None
+    operation: str = "text_completion"  # or "chat": the prompt came as messages
+    trace_context: str = ""  # the client's W3C traceparent
+    spans: tuple[StageSpan, ...] = ()

@@ -2,54 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from core.canonical import digest, plain
+from core.faults import ComponentName, Names
+from core.guard import FrontLimits
+from core.hookspecs import CHAINS
 from core.plugins import Provided
 
 if TYPE_CHECKING:
     from core.batching import BatchBuilder
-    from core.cache.kv_cache import KVCache
+    from core.cache.guard import GuardedCache
+    from core.faults import Faults
     from core.model.interface import Executor
     from core.model.spec import ModelSpec
-    from core.outputs import RequestRecord, StepStats
+    from core.observers import Observers
+    from core.outputs import PluginIncident
     from core.request import SamplingParams
+    from core.scheduling.guard import GuardedScheduler
+    from core.stage_guards import GuardedCompletion, GuardedDecode, GuardedPrefill
     from core.stages.admission import Admission
-    from core.stages.completion import Completion
-    from core.stages.decode import Decode
     from core.stages.detokenizer import Detokenizer
-    from core.stages.prefill import Prefill
     from core.stages.renderer import Renderer
-    from core.stages.scheduler import Scheduler
+    from core.stages.tool_parser import ToolParser
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One selected component: who provides it, and its checked settings."""
+    """One selected component: who provides it, and its checked settings. `group` may be a chain, which has several."""
 
     group: str
     provided: Provided
     settings: BaseModel
+    shared: BaseModel | None = None  # of the group `model`: its keys that the pipeline itself reads
+
+    @property
+    def path(self) -> str:
+        """Where its values stand in a config: scheduler, observers.jsonl."""
+        return f"{self.group}.{self.provided.component.name}" if self.group in CHAINS else self.group
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All its values, as plain Python."""
+        return {**(self.shared.model_dump() if self.shared else {}), **self.settings.model_dump()}
+
+    @property
+    def settings_hash(self) -> str:
+        """Sixteen hex digits of SHA-256 over canonical JSON of group, name, wheel, version and every value.
+
+        The same in each process and run, and another one where any of these differs, but for pydantic's secrets, whose hash
+        could be guessed. Values are those of the config: the engine process has `model.source` as a place on this machine,
+        and so another hash of its model.
+        """
+        component, plugin = self.provided.component, self.provided.plugin
+        return digest([self.group, component.name, plugin.distribution, plugin.version, self.values])
 
     @property
     def wheel(self) -> str:
         return f"{self.provided.plugin.distribution} {self.provided.plugin.version}"
 
+    @property
+    def who(self) -> str:
+        """For messages: sampler=chaos (plugin chaos, acme-chaos 1.0)."""
+        return self.provided.who
+
+    @property
+    def named(self) -> ComponentName:
+        """`who` in its pieces, for incidents."""
+        component, plugin = self.provided.component, self.provided.plugin
+        return ComponentName(self.group, component.name, f"{plugin.name}, {self.wheel}", component.target)
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineDescription:
-    """The nine stages and their parts, selected and checked but not built. In the order of `core.hookspecs.GROUPS`."""
+    """The nine stages and their parts, selected and checked but not built. In the order of `core.hookspecs.GROUPS`, then
+    the members of `CHAINS` in config's order."""
 
     parts: tuple[Part, ...]
 
     def part(self, group: str) -> Part:
         return next(part for part in self.parts if part.group == group)
 
+    def chain(self, group: str) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.group == group)
+
+    @property
+    def names(self) -> Names:
+        return Names(part.named for part in self.parts)
+
+    @property
+    def pipeline_hash(self) -> str:
+        """Of the settings hashes of all parts, in their order: two servers with the same one play the same piece."""
+        return digest([part.settings_hash for part in self.parts])
+
     def rows(self) -> list[dict[str, Any]]:
-        """group, name, class, plugin, wheel, version and settings of each part, for `explain` and `GET /plugins`."""
+        """Who each part is, with its values and their hash, for `explain` and `GET /plugins`."""
         return [
             {
                 "stage": part.group,
@@ -58,10 +109,16 @@ class PipelineDescription:
                 "plugin": part.provided.plugin.name,
                 "wheel": part.provided.plugin.distribution,
                 "version": part.provided.plugin.version,
-                "settings": part.settings.model_dump(mode="json"),
+                "api": part.provided.plugin.api,
+                "settings": plain(part.values),
+                "settings_hash": part.settings_hash,
             }
             for part in self.parts
         ]
+
+
+def _nothing_is_off(params: SamplingParams, incidents: Sequence[PluginIncident]) -> None:
+    """Of a pipeline without logits processors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +129,30 @@ class FrontPipeline:
     renderer: Renderer
     admission: Admission
     detokenizer: Detokenizer
-    check_fields: Callable[[SamplingParams], None]  # refuses what the selected sampler would ignore
-    step_observers: tuple[Callable[[StepStats], None], ...] = ()
-    request_observers: tuple[Callable[[RequestRecord], None], ...] = ()
+    check_fields: Callable[[SamplingParams], None]  # refuses what the selected sampler and processors would ignore
+    tool_parser: ToolParser
+    observers: Observers
+    # refuses what asks for a processor that was switched off; incidents: the latest of each component
+    check_running: Callable[[SamplingParams, Sequence[PluginIncident]], None] = _nothing_is_off
+    names: Names = field(default_factory=Names)
+    limits: FrontLimits = field(default_factory=FrontLimits)
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePipeline:
-    """Stages 4 to 7 and 9, which live in the engine process. The sampler runs inside the executor, where the model is."""
+    """Stages 4 to 7 and 9, which live in the engine process. The sampler runs inside the executor, where the model is.
+
+    Made by `core.blueprint`; around each plugin stands a guard that keeps its failures from other requests.
+    """
 
     model: ModelSpec
-    scheduler: Scheduler
-    prefill: Prefill
-    decode: Decode
+    scheduler: GuardedScheduler
+    prefill: GuardedPrefill
+    decode: GuardedDecode
     batch_builder: BatchBuilder
     executor: Executor
-    completion: Completion
-    cache: KVCache
+    completion: GuardedCompletion
+    cache: GuardedCache
     clock: Callable[[], float]  # monotonic seconds
+    faults: Faults
+    rebuild: Callable[[Faults], EnginePipeline]  # the same with new, empty books; model and KV memory stay

@@ -1,59 +1,83 @@
-"""Which plugins exist: the built-in list, entry points, enable and disable, isolation of failures. Imports no torch.
+"""Which plugins exist: the built-in list, entry points, what is disabled, what failed. Imports no torch.
 
-Installing is not activating: a plugin adds names; only config turns a name into a running object. Observers of third
-parties run only when `plugins.enable` lists their plugin.
+Installing is not activating: a plugin adds names; only config turns a name into a running object. A third party's plugin
+that cannot be used is recorded with its reason, and provides nothing; `Plugins.check_start` is what refuses to start.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import Distribution, EntryPoint, entry_points
-from typing import Any
+from typing import Any, Literal
 
-import pluggy
+from packaging.utils import canonicalize_name
 
-from core import hookspecs
-from core.errors import PluginError, near_matches
-from core.hookspecs import API_VERSION, GROUPS, PROJECT, Component
+from core.errors import ConfigError, PluginError, Terminated, near_matches
+from core.hookspecs import Component
+from core.plugin_api import LITERAL, check_api
+from core.plugin_listing import Listing, list_entry_point, list_plugin, one_line
 from core.version import nonet_version
 
 ENTRY_POINT_GROUP = "nonet.plugins"
 DISABLE_VARIABLE = "NONET_PLUGINS_DISABLE"
 """Comma-separated plugin or distribution names that are not loaded; `all` leaves the built-ins alone."""
-
-EVENTS = ("step_finished", "request_finished")
+START_TIMEOUT_VARIABLE = "NONET_PLUGINS_START_TIMEOUT"
+"""Seconds that loading one plugin may take, where `plugins.start_timeout` says nothing."""
+START_TIMEOUT_S = 10.0
+MAX_START_TIMEOUT_S = 3600.0
 
 BUILTINS = (
     "core.builtin",
-    "core.metrics:Metrics",
     "plugins.frontends",
     "plugins.schedulers",
     "plugins.samplers",
+    "plugins.logits_processors",
     "plugins.models",
     "plugins.attention",
     "plugins.quant",
+    "plugins.tool_parsers",
+    "plugins.observers",
 )
-"""Modules (or "module:Class", one object per process) with our own hooks, registered through the same door as a stranger's:
-the same order everywhere, also in a bare checkout."""
+"""Modules with our own hooks, registered through the same door as a stranger's: the same order everywhere, also in a bare
+checkout."""
+
+UNKNOWN = "unknown"  # name of a distribution without metadata
+
+Status = Literal["loaded", "disabled", "failed"]
+OnFailure = Literal["refuse", "disable"]
+
+logger = logging.getLogger("nonet.plugins")
 
 
 @dataclass(frozen=True, slots=True)
 class PluginRecord:
-    """One plugin as found. `status` is loaded, disabled or failed; `reason` says why when it is not loaded."""
+    """One plugin as found. `reason` says why it is not loaded; `warnings`, what its author should mend all the same."""
 
     name: str
     distribution: str
     version: str
-    status: str
+    status: Status
     reason: str = ""
     builtin: bool = False
     components: tuple[tuple[str, Component], ...] = ()  # (group, component)
     config_packages: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
+    api: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def who(self) -> str:
+        """For messages: lottery (nonet-lottery 0.1.0)."""
+        return f"{self.name} ({self.distribution} {self.version})"
+
+    def failed(self, reason: str) -> PluginRecord:
+        """The same, providing nothing."""
+        return replace(self, status="failed", reason=reason, components=(), config_packages=(), hooks=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +88,12 @@ class Provided:
     component: Component
     plugin: PluginRecord
 
+    @property
+    def who(self) -> str:
+        """For messages: sampler=chaos (plugin chaos, acme-chaos 1.0)."""
+        plugin = self.plugin
+        return f"{self.group}={self.component.name} (plugin {plugin.name}, {plugin.distribution} {plugin.version})"
+
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
@@ -71,13 +101,6 @@ class Plugins:
 
     records: tuple[PluginRecord, ...]
     _provided: Mapping[tuple[str, str], Provided] = field(repr=False)
-    _conflicts: Mapping[tuple[str, str], tuple[str, ...]] = field(repr=False)
-    _observers: Mapping[str, tuple[tuple[str, Callable[..., None]], ...]] = field(repr=False)
-    _objects: Mapping[str, object] = field(repr=False)
-
-    def plugin_object(self, name: str) -> Any:
-        """The registered module or object of a loaded plugin, e.g. `core.metrics.Metrics` of "core.metrics"."""
-        return self._objects[name]
 
     def names(self, group: str) -> tuple[str, ...]:
         return tuple(name for g, name in self._provided if g == group)
@@ -86,168 +109,177 @@ class Plugins:
         return tuple(p for (g, _), p in self._provided.items() if g == group)
 
     def find(self, group: str, name: str) -> Provided:
-        """The component that config selects. Raises PluginError: unknown (near matches), claimed twice, or failed to load."""
-        claimed = self._conflicts.get((group, name))
-        if claimed:
-            raise PluginError(
-                f"{group}={name} is provided by more than one plugin: {', '.join(claimed)}; "
-                f"disable all but one with plugins.disable=[…]"
-            )
+        """The component that config selects. Raises PluginError with near matches, and with what failed to load."""
         found = self._provided.get((group, name))
-        if found is not None:
-            return found
-        raise PluginError(f"no {group} is called {name!r}{near_matches(name, self.names(group))}{self.failures()}")
+        if found is None:
+            raise PluginError(f"no {group} is called {name!r}{near_matches(name, self.names(group))}{self.failures()}")
+        return found
+
+    def failed(self) -> tuple[PluginRecord, ...]:
+        return tuple(record for record in self.records if record.status == "failed")
 
     def failures(self) -> str:
         """What an unknown name may be due to: `; plugins that failed to load: …`, or nothing."""
-        failed = [f"{r.name} ({r.distribution} {r.version}): {r.reason}" for r in self.records if r.status == "failed"]
-        return f"; plugins that failed to load: {' | '.join(failed)}" if failed else ""
+        return f"; plugins that failed to load: {_reasons(self.failed())}" if self.failed() else ""
 
-    def observers(self, event: str, enabled: Iterable[str]) -> tuple[Callable[..., None], ...]:
-        """Plain functions for `step_finished` or `request_finished`: built-in ones, and those of enabled plugins."""
-        enabled = set(enabled)
-        builtin = {r.name for r in self.records if r.builtin}
-        return tuple(fn for plugin, fn in self._observers.get(event, ()) if plugin in builtin or plugin in enabled)
+    def check_start(self, on_failure: OnFailure) -> None:
+        """What is installed and cannot be used: refuse to start (PluginError), or say so once in the log and go on."""
+        failed = self.failed()
+        if failed and on_failure == "refuse":
+            raise PluginError(
+                f"installed plugins cannot be used: {_reasons(failed)}; go on without: "
+                f"plugins.disable=[{','.join(self.to_disable(failed))}] or plugins.on_failure=disable"
+            )
+        for record in failed:
+            logger.warning("plugin %s is left out: %s", record.who, record.reason)
 
-    def check_enabled(self, names: Iterable[str]) -> None:
-        """Raises PluginError for a name of `plugins.enable` whose observers cannot run: unknown, disabled or failed."""
-        records = {record.name: record for record in self.records}
-        third_party = [record.name for record in self.records if not record.builtin]
-        for name in names:
-            record = records.get(name)
-            if record is None:
-                raise PluginError(f"plugins.enable: no plugin is called {name!r}{near_matches(name, third_party)}")
-            if record.status != "loaded":
-                raise PluginError(f"plugins.enable: the plugin {name!r} is not loaded: {record.reason}")
+    def left_out(self) -> tuple[str, ...]:
+        """What another process must disable to have the same plugins as this one."""
+        return self.to_disable([record for record in self.records if record.status != "loaded"])
+
+    def to_disable(self, records: Iterable[PluginRecord]) -> tuple[str, ...]:
+        """Names for `plugins.disable`: the plugin's, or its distribution's where another plugin is called so too."""
+        taken = Counter(record.name for record in self.records)
+        return tuple(dict.fromkeys(r.name if taken[r.name] == 1 else r.distribution for r in records))
 
     def config_packages(self) -> tuple[str, ...]:
-        return tuple(package for r in self.records if r.status == "loaded" for package in r.config_packages)
+        return tuple(package for record in self.records for package in record.config_packages)
 
     def fingerprint(self) -> list[str]:
         """`plugin==version` of everything loaded; both processes must agree on it."""
         return sorted(f"{r.name}=={r.version}" for r in self.records if r.status == "loaded")
 
 
-def load_plugins(disable: Iterable[str] = (), environ: Mapping[str, str] = os.environ) -> Plugins:
-    """Load built-ins (failures are errors), then entry points by name (failures are recorded, and the plugin is left out)."""
-    disabled = {*disable, *filter(None, environ.get(DISABLE_VARIABLE, "").split(","))}
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(hookspecs)
-    records = [_load_builtin(manager, name) for name in BUILTINS]
-    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: (p.name, p.value)):
-        records.append(_load_entry_point(manager, point, disabled))
-    return _index(manager, records)
+def _reasons(records: Iterable[PluginRecord]) -> str:
+    return " | ".join(f"{record.who}: {record.reason}" for record in records)
 
 
-def _load_builtin(manager: pluggy.PluginManager, name: str) -> PluginRecord:
-    module_name, _, class_name = name.partition(":")
-    module = importlib.import_module(module_name)
-    plugin = getattr(module, class_name)() if class_name else module
-    manager.register(plugin, module_name)
-    return _describe(manager, plugin, module_name, "nonet", nonet_version(), builtin=True)
-
-
-def _load_entry_point(manager: pluggy.PluginManager, point: EntryPoint, disabled: set[str]) -> PluginRecord:
-    dist_name, version = _distribution_of(point.dist)
-    if disabled & {point.name, dist_name, "all"}:
-        return PluginRecord(point.name, dist_name, version, "disabled", "disabled by config or environment")
-    if manager.has_plugin(point.name):
-        reason = f"the plugin name {point.name!r} is taken; the entry point must be renamed"
-        return PluginRecord(point.name, dist_name, version, "failed", reason)
-    plugin: object | None = None
+def default_start_timeout(environ: Mapping[str, str] = os.environ) -> float:
+    """Seconds, from the environment or ours. Raises ConfigError for a value that is no positive number."""
+    text = environ.get(START_TIMEOUT_VARIABLE, "") or str(START_TIMEOUT_S)
     try:
-        plugin = point.load()
-        manager.register(plugin, point.name)
-        _refuse_unknown_hooks(manager, plugin)
-        for event in EVENTS:
-            _observers(manager, event)  # raises for this plugin's: those before it have passed
-        return _describe(manager, plugin, point.name, dist_name, version, builtin=False)
-    except (Exception, SystemExit) as error:  # a stranger's code may raise anything; it must not take the others down
-        if plugin is not None and manager.is_registered(plugin):
-            manager.unregister(plugin)
-        return PluginRecord(point.name, dist_name, version, "failed", f"{type(error).__name__}: {error}")
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_START_TIMEOUT_S:
+        raise ConfigError(
+            f"{START_TIMEOUT_VARIABLE}={text}: write seconds, more than 0 and at most {MAX_START_TIMEOUT_S:g}"
+        )
+    return seconds
+
+
+def load_plugins(
+    disable: Iterable[str] = (), environ: Mapping[str, str] = os.environ, start_timeout: float | None = None
+) -> Plugins:
+    """Load built-ins (failures are errors), then entry points by name (failures are recorded).
+
+    `start_timeout`: seconds that loading one may take; None: see START_TIMEOUT_VARIABLE. Raises PluginError where
+    `disable` names nothing that is installed.
+    """
+    disable = tuple(disable)
+    points = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, point.value))
+    _refuse_unknown(disable, points)
+    disabled = {*map(_canonical, (*disable, *filter(None, environ.get(DISABLE_VARIABLE, "").split(","))))}
+    timeout_s = default_start_timeout(environ) if start_timeout is None else start_timeout
+    records = [_load_builtin(name) for name in BUILTINS]
+    records += [_load_entry_point(point, disabled, timeout_s) for point in points]
+    records = _without_clashes(records)
+    provided = {(g, c.name): Provided(g, c, record) for record in records for g, c in record.components}
+    return Plugins(tuple(records), provided)
+
+
+def _refuse_unknown(disable: Iterable[str], points: Sequence[EntryPoint]) -> None:
+    names = {name for point in points for name in (point.name, _distribution_of(point.dist)[0])}
+    known = {_canonical(name) for name in (*names, "all")}
+    for name in disable:
+        if name in BUILTINS:
+            raise PluginError(
+                f"plugins.disable: {name!r} is built in, and stays; only installed plugins can be left out"
+            )
+        if _canonical(name) not in known:
+            hint = near_matches(name, names) or "; none is installed"
+            raise PluginError(f"plugins.disable: no plugin or distribution is called {name!r}{hint}")
+
+
+def _canonical(name: str) -> str:
+    """A plugin's name and a distribution's may be written acme_one or Acme-One."""
+    return canonicalize_name(name.strip())
+
+
+def _load_builtin(name: str) -> PluginRecord:
+    module = importlib.import_module(name)
+    listing = list_plugin(module, check_api(getattr(module, LITERAL, None), "nonet"))
+    return _loaded(PluginRecord(name, "nonet", nonet_version(), "loaded", builtin=True), listing)
+
+
+def _load_entry_point(point: EntryPoint, disabled: set[str], timeout_s: float) -> PluginRecord:
+    distribution, version = _distribution_of(point.dist)
+    record = PluginRecord(point.name, distribution, version, "disabled", "disabled by config or environment")
+    if disabled & {_canonical(point.name), _canonical(distribution), "all"}:
+        return record
+    try:
+        return _loaded(record, list_entry_point(point, distribution, timeout_s))
+    except PluginError as error:
+        return record.failed(str(error))
+
+
+def _loaded(record: PluginRecord, listing: Listing) -> PluginRecord:
+    return replace(
+        record,
+        status="loaded",
+        reason="",
+        components=listing.components,
+        config_packages=listing.config_packages,
+        hooks=listing.hooks,
+        api=listing.api,
+        warnings=listing.warnings,
+    )
 
 
 def _distribution_of(dist: Distribution | None) -> tuple[str, str]:
-    return (dist.metadata["Name"], dist.version) if dist is not None else ("unknown", "0")
+    try:
+        return (dist.metadata["Name"] or UNKNOWN, dist.version or "0") if dist is not None else (UNKNOWN, "0")
+    except Exception:  # what an uninstall left behind has entry points and no metadata; `doctor` finds it
+        return UNKNOWN, "0"
 
 
-def _refuse_unknown_hooks(manager: pluggy.PluginManager, plugin: object) -> None:
-    known = {n for n in dir(hookspecs) if getattr(getattr(hookspecs, n), f"{PROJECT}_spec", None) is not None}
-    for caller in manager.get_hookcallers(plugin) or []:
-        for impl in caller.get_hookimpls():
-            if impl.plugin is plugin and not caller.has_spec() and not impl.optionalhook:
-                raise PluginError(f"it implements an unknown hook {caller.name!r}{near_matches(caller.name, known)}")
-
-
-def _describe(
-    manager: pluggy.PluginManager, plugin: object, name: str, dist_name: str, version: str, *, builtin: bool
-) -> PluginRecord:
-    callers = manager.get_hookcallers(plugin) or []
-    hooks = tuple(sorted(caller.name for caller in callers))
-    components = tuple((group, c) for group in GROUPS for c in _components(manager, plugin, group))
-    packages = _config_packages(manager, plugin)
-    return PluginRecord(name, dist_name, version, "loaded", "", builtin, components, packages, hooks)
-
-
-def _yielded(manager: pluggy.PluginManager, plugin: object, hook: str) -> Iterable[Any]:
-    """What one plugin's implementations of a `provide_…` hook give; none where it has no such hook."""
-    others = [other for other in manager.get_plugins() if other is not plugin]
-    for found in manager.subset_hook_caller(hook, others)():
-        yield from found
-
-
-def _config_packages(manager: pluggy.PluginManager, plugin: object) -> tuple[str, ...]:
-    packages = tuple(_yielded(manager, plugin, "provide_config_packages"))
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise PluginError(f"provide_config_packages yields {package!r}, and there is no such package")
-    return packages
-
-
-def _components(manager: pluggy.PluginManager, plugin: object, group: str) -> Iterable[Component]:
-    for component in _yielded(manager, plugin, f"provide_{group}s"):
-        if not isinstance(component, Component):
-            raise PluginError(f"provide_{group}s must yield core.hookspecs.Component, not {type(component).__name__}")
-        if component.api_version != API_VERSION:
-            raise PluginError(
-                f"{group}={component.name} is built for plugin API {component.api_version}, this is {API_VERSION}; "
-                "install a release of the plugin for this version"
-            )
-        yield component
-
-
-def _index(manager: pluggy.PluginManager, records: list[PluginRecord]) -> Plugins:
-    provided: dict[tuple[str, str], Provided] = {}
-    conflicts: dict[tuple[str, str], tuple[str, ...]] = {}
+def _without_clashes(records: Sequence[PluginRecord]) -> list[PluginRecord]:
+    """A name that two plugins claim belongs to neither, as nobody can tell which was meant; a built-in keeps its own."""
+    plugins: dict[object, list[PluginRecord]] = defaultdict(list)
+    owners: dict[object, list[PluginRecord]] = defaultdict(list)
     for record in records:
+        if record.status != "disabled":
+            plugins[record.name].append(record)
         for group, component in record.components:
-            key = (group, component.name)
-            if key in provided:
-                first = provided[key].plugin.name
-                conflicts[key] = (*conflicts.get(key, (first,)), record.name)
-            else:
-                provided[key] = Provided(group, component, record)
-    observers = {event: _observers(manager, event) for event in EVENTS}
-    return Plugins(tuple(records), provided, conflicts, observers, dict(manager.list_name_plugin()))
+            owners[group, component.name].append(record)
+    return [record if record.builtin else _clash(record, plugins, owners) for record in records]
 
 
-def _observers(manager: pluggy.PluginManager, event: str) -> tuple[tuple[str, Callable[..., None]], ...]:
-    """Bound past pluggy, whose call costs 30 times a plain one: so wrappers, and other argument lists, are refused here."""
-    bound = []
-    for impl in getattr(manager.hook, event).get_hookimpls():
-        if impl.wrapper or impl.hookwrapper or len(impl.argnames) != 1:
-            raise PluginError(f"plugin {impl.plugin_name}: {event} takes exactly one argument and cannot be a wrapper")
-        bound.append((impl.plugin_name, impl.function))
-    return tuple(bound)
+def _clash(
+    record: PluginRecord,
+    plugins: Mapping[object, Sequence[PluginRecord]],
+    owners: Mapping[object, Sequence[PluginRecord]],
+) -> PluginRecord:
+    for other in plugins.get(record.name, ()):
+        if record.status != "disabled" and other is not record:
+            return record.failed(
+                f"the plugin name {record.name!r} is also that of {other.distribution} {other.version}; "
+                "uninstall or disable one of them"
+            )
+    for group, component in record.components:
+        for other in owners[group, component.name]:
+            if other is not record:
+                way_out = "rename it" if other.builtin else "uninstall or disable one of them"
+                return record.failed(f"its {group}={component.name} is also provided by {other.who}; {way_out}")
+    return record
 
 
 def import_target(provided: Provided, path: str) -> Any:
     """Import "package.module:Name" of a component. Raises PluginError naming plugin, wheel and cause."""
     module, _, attribute = path.partition(":")
-    plugin = provided.plugin
-    who = f"{provided.group}={provided.component.name} (plugin {plugin.name}, {plugin.distribution} {plugin.version})"
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise PluginError(f"{who}: cannot import {path!r}: {type(error).__name__}: {error}") from error
+    except Terminated:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{provided.who}: cannot import {path!r}: {one_line(error)}") from error

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -50,6 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # made by the renderer: each form of each bad word
     repetition_detection: RepetitionDetection | None = None
+    extra: dict[str, dict[str, Any]] = {}  # parameters of logits processors by name, checked at the edge
 
     @property
     def greedy(self) -> bool:
@@ -105,9 +108,31 @@ STATUS_OF_REASON = {
 }
 
 
+class ReadOnlyList(list[int]):
+    """Ids that are read like any list, and changed by the engine alone. Slices, sums and copies are plain lists."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            "prompt_token_ids, output_token_ids and block_table of a request are the engine's, and read only for plugins "
+            "(but for a cache that is asked to change a block table); work on a copy: list(ids)"
+        )
+
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def __reduce__(self) -> tuple[type[list[int]], tuple[list[int]]]:
+        """A copy is a plain list."""
+        return list, (list(self),)
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence in the engine.
+    """One sequence in the engine. Plugins read it; besides the framework, a scheduler and a cache change what is theirs.
+
+    A scheduler: status, finish_reason, stop_reason, the five counts, first_scheduled_time and draft_token_ids, and output
+    ids through `append_output`. A cache: block_table and block_hashes.
 
     Invariant, checked by tests after every step:
     `0 <= num_cached_tokens <= num_computed_tokens <= num_prompt_tokens + num_output_tokens + num_pending_tokens`.
@@ -138,6 +163,12 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)  # chain hashes of full blocks, filled by the cache
     first_scheduled_time: float | None = None
 
+    def __post_init__(self) -> None:
+        """Lists that are handed in stay their owner's."""
+        if type(self.prompt_token_ids) is not ReadOnlyList:
+            self.prompt_token_ids = ReadOnlyList(self.prompt_token_ids)
+        self.output_token_ids = ReadOnlyList(self.output_token_ids)
+
     @classmethod
     def from_engine_request(cls, message: EngineRequest) -> Request:
         return cls(
@@ -151,6 +182,25 @@ class Request:
             cache_salt=message.cache_salt,
             arrival_time=message.arrival_time,
         )
+
+    def afresh(self, output_token_ids: Iterable[int] = ()) -> Request:
+        """The same request as it was when it came, with this output, and nothing computed."""
+        return Request(
+            request_id=self.request_id,
+            prompt_token_ids=self.prompt_token_ids,
+            params=self.params,
+            seed=self.seed,
+            choice=self.choice,
+            priority=self.priority,
+            tenant=self.tenant,
+            cache_salt=self.cache_salt,
+            arrival_time=self.arrival_time,
+            output_token_ids=list(output_token_ids),
+        )
+
+    def append_output(self, token_ids: Iterable[int]) -> None:
+        """The only way to add output: ids that a verdict kept, by the scheduler in `update`."""
+        list.extend(self.output_token_ids, token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:

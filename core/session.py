@@ -6,19 +6,24 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from core.assembly import build_front, build_frontend, describe, make_engine, read_model
-from core.compose import ComposedConfig, compose, disabled_by
+from core.capabilities import check_model
+from core.compose import ComposedConfig, compose, values_named
+from core.errors import NonetError, PluginError, Terminated
+from core.faults import described
+from core.known_keys import validated
 from core.pipeline import FrontPipeline, Part, PipelineDescription
 from core.plugins import Plugins, import_target, load_plugins
 from core.progress import Progress, no_progress
-from core.settings import PluginSettings, Settings, validated
+from core.settings import PluginSettings, Settings
 
 if TYPE_CHECKING:
     from core.client import EngineClient
@@ -40,20 +45,37 @@ class Session:
 
 
 def open_session(overrides: Sequence[str], frontend: Mapping[str, Any] = MappingProxyType({})) -> Session:
-    """Compose and check a config. `frontend` adds values to that group which are no config, such as a prompt.
+    """`inspect_session` for what is to be started: what `plugins.on_failure` says of plugins that failed to load is done.
 
-    Raises ConfigError or PluginError before any model is read. Imports no torch unless a plugin's settings do.
+    Raises PluginError where it says `refuse` and there is one, ConfigError or PluginError as `inspect_session` does.
     """
-    plugins = load_plugins(disabled_by(overrides))  # before a plugin that must not even be imported is
+    session = inspect_session(overrides, frontend)
+    session.plugins.check_start(session.settings.plugins.on_failure)
+    return session
+
+
+def inspect_session(overrides: Sequence[str], frontend: Mapping[str, Any] = MappingProxyType({})) -> Session:
+    """Compose and check a config; plugins that failed to load matter only where config selects them.
+
+    `frontend` adds values to that group which are no config, such as a prompt. Raises ConfigError or PluginError before
+    any model is read. Imports no torch unless a plugin's settings do.
+    """
+    early = validated(PluginSettings, values_named(overrides, "plugins"), "plugins")
+    plugins = _load_plugins(early)  # before config is composed, which needs theirs
     config = compose(overrides, plugins)
-    disable = validated(PluginSettings, config.values.get("plugins") or {}, "plugins").disable
-    if disable:
-        plugins = load_plugins(disable)
+    with config.naming_files():
+        chosen = validated(PluginSettings, config.values.get("plugins") or {}, "plugins")
+    if (chosen.disable, chosen.start_timeout) != (early.disable, early.start_timeout):  # a preset says so
+        plugins = _load_plugins(chosen)
         config = compose(overrides, plugins)
     values = {**config.values, "frontend": {**config.values.get("frontend", {}), **frontend}}
-    settings = Settings.from_config(values)
-    plugins.check_enabled(settings.plugins.enable)
-    return Session(config, settings, plugins, describe(settings, plugins))
+    with config.naming_files():
+        settings = Settings.from_config(values)
+        return Session(config, settings, plugins, describe(settings, plugins))
+
+
+def _load_plugins(settings: PluginSettings) -> Plugins:
+    return load_plugins(settings.disable, start_timeout=settings.start_timeout)
 
 
 def make_client(session: Session, spec: ModelSpec, progress: Progress = no_progress) -> EngineClient:
@@ -62,11 +84,18 @@ def make_client(session: Session, spec: ModelSpec, progress: Progress = no_progr
 
     process = session.settings.process
     if process.separate:
-        settings_json = session.settings.located(spec.files.path).to_json()
-        return ProcessClient(settings_json, plugins=session.plugins.fingerprint(), settings=process)
+        return ProcessClient(
+            _engine_settings(session, spec.files.path), plugins=session.plugins.fingerprint(), settings=process
+        )
     return InlineClient(
         partial(make_engine, session.settings, session.plugins, progress, spec), probe_timeout=process.probe_timeout
     )
+
+
+def _engine_settings(session: Session, model: Path) -> str:
+    """The engine process has the plugins that this one has: what was left out here is not tried again there."""
+    plugins = session.settings.plugins.model_copy(update={"disable": session.plugins.left_out()})
+    return session.settings.located(model).model_copy(update={"plugins": plugins}).to_json()
 
 
 async def start_front(
@@ -97,6 +126,7 @@ async def _started_front(
 
     separate = session.settings.process.separate
     spec = read_model(session.settings, progress, ANY_MODEL_TYPE if separate else None)
+    check_model(session.description, session.settings, session.plugins, spec)
     client = make_client(session, spec, progress)
     async with AsyncExitStack() as on_failure:
         on_failure.push_async_callback(client.close)
@@ -106,7 +136,7 @@ async def _started_front(
         # in a thread, so that the progress of the engine process is shown meanwhile
         tokenizer = await asyncio.to_thread(_load, spec, imports)
         pipeline = _front_pipeline(session, spec, client, tokenizer)
-        pipeline = replace(pipeline, step_observers=(*pipeline.step_observers, *step_observers))
+        pipeline.observers.add_taps(step_observers)
         front = Front(pipeline, client, time.monotonic)
         on_failure.push_async_callback(front.close)
         await front.start(progress, starting)
@@ -136,6 +166,7 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
 
 async def run_frontend(session: Session, progress: Progress = no_progress) -> None:
     """Start everything and let the configured frontend run until it is done."""
+    from core.metrics import Metrics
     from core.stages.frontend import FrontendContext
 
     front = await start_front(session, progress, imports=[session.description.part("frontend")])
@@ -144,17 +175,35 @@ async def run_frontend(session: Session, progress: Progress = no_progress) -> No
             front=front,
             description=session.description,
             served_names=served_names(session.settings, front.model),
-            metrics=session.plugins.plugin_object("core.metrics"),
+            metrics=front.observers.find(Metrics),
             drain_timeout=session.settings.process.drain_timeout,
         )
-        await _run_until_dead(build_frontend(session.description, context), front)
+        frontend = build_frontend(session.description, context)
+        await _run_until_dead(_run(frontend, session.description.part("frontend")), front)
     finally:
         await front.close()
 
 
-async def _run_until_dead(frontend: Frontend, front: Front) -> None:
+async def _run(frontend: Frontend, part: Part) -> None:
+    """What ends the server is named: SystemExit, too, which would pass through the event loop without a word.
+
+    A closed stream is the terminal's doing, and errors of ours say by themselves what to do.
+    """
+    try:
+        await frontend.run()
+    except (NonetError, Terminated, BrokenPipeError, KeyboardInterrupt, asyncio.CancelledError):
+        raise
+    except OSError as error:
+        if part.provided.plugin.builtin:  # a full disk, an address in use
+            raise
+        raise PluginError(f"{part.who} ended: {described(error)}") from error
+    except BaseException as error:
+        raise PluginError(f"{part.who} ended: {described(error)}") from error
+
+
+async def _run_until_dead(running_frontend: Coroutine[Any, Any, None], front: Front) -> None:
     """The frontend decides when it is done, unless the engine is gone for good: then it is ended. Raises EngineDeadError."""
-    running = asyncio.ensure_future(frontend.run())
+    running = asyncio.ensure_future(running_frontend)
     dead = asyncio.ensure_future(front.wait_dead())
     try:
         await asyncio.wait({running, dead}, return_when=asyncio.FIRST_COMPLETED)

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from core.client import EngineProcessSettings
-from core.errors import ConfigError, near_matches
-from core.hookspecs import GROUPS
+from core.errors import ConfigError, PluginError, near_matches
+from core.hookspecs import CHAINS, GROUPS
+from core.known_keys import validated
 from core.model.sources import DEFAULT_SOURCE
-
-S = TypeVar("S", bound=BaseModel)
+from core.plugins import (
+    MAX_START_TIMEOUT_S,
+    START_TIMEOUT_VARIABLE,
+    OnFailure,
+    Provided,
+    default_start_timeout,
+    import_target,
+)
 
 MODEL_KEYS = ("source", "dtype", "device", "max_model_len", "served_name", "cache_dir")
 """Keys of the config group `model` that the pipeline itself reads; the others belong to the model plugin."""
@@ -33,8 +40,10 @@ class ModelSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     source: str = Field(default=DEFAULT_SOURCE, description="a path, hf:org/name or pypi:distribution==version")
-    dtype: str = Field(default="auto", pattern="^(auto|float32|bfloat16|float16)$")
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = Field(
+        default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda, or one card, as cuda:1"
+    )
     max_model_len: int | None = Field(default=None, ge=1, description="context length in tokens; null: the model's own")
     served_name: str | None = None
     cache_dir: str | None = Field(
@@ -42,11 +51,33 @@ class ModelSettings(BaseModel):
     )
 
 
+def _listed(value: object) -> object:
+    """`plugins.disable=acme` is `[acme]`."""
+    return (value,) if isinstance(value, str) else value
+
+
 class PluginSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-    enable: tuple[str, ...] = Field(default=(), description="third-party plugins whose observers may run")
-    disable: tuple[str, ...] = Field(
+    disable: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
         default=(), description="plugins or distributions that are not loaded; [all]: built-ins only"
+    )
+    on_failure: OnFailure = Field(
+        default="refuse", description="a plugin that cannot be loaded: refuse to start, or go on without it"
+    )
+    start_timeout: float = Field(
+        default_factory=default_start_timeout,
+        gt=0,
+        le=MAX_START_TIMEOUT_S,
+        description=f"seconds that loading one plugin may take; {START_TIMEOUT_VARIABLE} says it for all commands",
+    )
+    quarantine_after: int = Field(
+        default=3, ge=1, description="failures after which an observer, logits processor or tool parser is switched off"
+    )
+    block_timeout: float = Field(
+        default=5.0, gt=0, description="seconds after which a call of a plugin counts as blocked, and is reported"
+    )
+    render_timeout: float = Field(
+        default=60.0, gt=0, description="seconds after which rendering a prompt is given up, and its request fails"
     )
 
 
@@ -58,10 +89,11 @@ class ProcessSettings(EngineProcessSettings):
 
 
 class Settings(BaseModel):
-    """Everything a pipeline is made from. `groups` holds one Selection per config group."""
+    """Everything a pipeline is made from: one Selection per config group, and any number per chain, in order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     groups: dict[str, Selection]
+    chains: dict[str, tuple[Selection, ...]] = Field(default_factory=dict)
     model: ModelSettings = ModelSettings()
     plugins: PluginSettings = PluginSettings()
     process: ProcessSettings = ProcessSettings()
@@ -69,16 +101,17 @@ class Settings(BaseModel):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:
         """Check a composed config. Raises ConfigError naming the key, with near matches."""
-        known = {*GROUPS, "plugins", "process"}
+        known = {*GROUPS, *CHAINS, "plugins", "process"}
         for key in config:
             if key not in known:
-                raise ConfigError(f"unknown config key {key!r}{near_matches(str(key), known)}")
+                raise ConfigError(f"unknown config key {key!r}{near_matches(str(key), known)}", key)
         refuse_targets(config)
         groups = {group: _selection(group, config.get(group)) for group in GROUPS}
         model_values = groups["model"].values
         own = {key: model_values.pop(key) for key in MODEL_KEYS if key in model_values}
         return cls(
             groups=groups,
+            chains={chain: _selections(chain, config.get(chain)) for chain in CHAINS},
             model=validated(ModelSettings, own, "model"),
             plugins=validated(PluginSettings, config.get("plugins") or {}, "plugins"),
             process=validated(ProcessSettings, config.get("process") or {}, "process"),
@@ -98,12 +131,39 @@ class Settings(BaseModel):
 
 
 def _selection(group: str, section: object) -> Selection:
-    if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
+    if section is not None and not isinstance(section, Mapping):
         raise ConfigError(
-            f"config group {group!r} selects nothing; add `- {group}: …` to the defaults or pass {group}=…"
+            f"config key {group!r}: a mapping from key to value (got {section!r}); a file selects a component in its "
+            f"defaults: `- override /{group}: …`",
+            group,
+        )
+    if section is None or not isinstance(section.get("name"), str):
+        raise ConfigError(
+            f"config group {group!r} selects nothing; add `- {group}: …` to the defaults or pass {group}=…", group
         )
     values = {str(k): v for k, v in section.items() if k != "name"}
     return Selection(name=section["name"], values=values)
+
+
+def _selections(chain: str, section: object) -> tuple[Selection, ...]:
+    if section is None:
+        return ()
+    if not isinstance(section, Mapping):
+        raise ConfigError(
+            f"config key {chain!r}: a mapping from name to values (got {section!r}); a file lists members in its "
+            f"defaults: `- override /{chain}: [a, b]`",
+            chain,
+        )
+    return tuple(_member(chain, str(name), values) for name, values in section.items())
+
+
+def _member(chain: str, name: str, values: object) -> Selection:
+    if values is not None and not isinstance(values, Mapping):
+        key = f"{chain}.{name}"
+        raise ConfigError(
+            f"config key {key!r}: a mapping from key to value, {{}} for the defaults (got {values!r})", key
+        )
+    return Selection(name=name, values={str(k): v for k, v in (values or {}).items()})
 
 
 def refuse_targets(node: object, path: str = "") -> None:
@@ -121,16 +181,17 @@ def refuse_targets(node: object, path: str = "") -> None:
             refuse_targets(value, f"{path}[{index}]")
 
 
-def validated(model: type[S], values: Mapping[str, Any], path: str, also: tuple[str, ...] = ()) -> S:
-    """`model(**values)`, with errors that name the full config key and the near matches (`also`: more legal keys)."""
-    try:
-        return model.model_validate(dict(values))
-    except ValidationError as error:
-        raise ConfigError("; ".join(_explain(model, problem, path, also) for problem in error.errors())) from None
-
-
-def _explain(model: type[BaseModel], problem: Any, path: str, also: tuple[str, ...]) -> str:
-    key = ".".join([path, *map(str, problem["loc"])])
-    if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
-        return f"unknown config key {key!r}{near_matches(str(problem['loc'][0]), {*model.model_fields, *also, 'name'})}"
-    return f"config key {key!r}: {problem['msg']} (got {problem.get('input')!r})"
+def settings_class(provided: Provided) -> type[BaseModel]:
+    """The class that the values of a component are checked by. Raises PluginError where it is missing or lax."""
+    path = provided.component.settings or f"{provided.component.target}.Settings"
+    if provided.component.settings is not None:
+        cls = import_target(provided, path)
+    else:
+        cls = getattr(import_target(provided, provided.component.target), "Settings", None)
+    if not (isinstance(cls, type) and issubclass(cls, BaseModel)):
+        raise PluginError(f"{provided.who}: {path} is no pydantic model; the values of a component are one")
+    if not cls.model_config.get("frozen") or cls.model_config.get("extra") != "forbid":
+        raise PluginError(
+            f'{provided.who}: {path} must be frozen and refuse unknown keys: ConfigDict(frozen=True, extra="forbid")'
+        )
+    return cls

@@ -176,12 +176,12 @@ def _part_frames(part: StepOutput, sequence: int) -> list[bytes]:
 
 
 def _halves(output: StepOutput) -> list[StepOutput]:
-    """Two parts, the statistics with the second; or one, where a single delta was too large."""
+    """Two parts, statistics and incidents with the second; or one, where a single delta was too large."""
     deltas = output.deltas
     if len(deltas) <= 1:
-        return [StepOutput(deltas=[_too_large(delta) for delta in deltas], stats=output.stats)]
+        return [msgspec.structs.replace(output, deltas=[_too_large(delta) for delta in deltas])]
     half = len(deltas) // 2
-    return [StepOutput(deltas=deltas[:half]), StepOutput(deltas=deltas[half:], stats=output.stats)]
+    return [StepOutput(deltas=deltas[:half]), msgspec.structs.replace(output, deltas=deltas[half:])]
 
 
 def _too_large(delta: TokenDelta) -> TokenDelta:

@@ -82,6 +82,13 @@ class BlockPool:
         self._index[content_hash] = block
         self._nodes[block] = node
 
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Drop the content of used blocks. Whoever holds one keeps it."""
+        for block in blocks:
+            node, self._nodes[block] = self._nodes[block], None
+            if node is not None:
+                del self._index[node.hash]
+
     def forget_all(self) -> None:
         """Drop all content. Used blocks stay used."""
         self._index.clear()

@@ -60,7 +60,11 @@ class CacheContext:
 
 
 class KVCache(Protocol):
-    """Config group `cache`. All counts are in blocks of `block_size` tokens. Called from the engine loop only."""
+    """Config group `cache`. All counts are in blocks of `block_size` tokens. Called from the engine loop only.
+
+    A cache changes `block_table` and `block_hashes` of a request, and nothing else. When it raises, or gives a block that it
+    has given already, the engine makes a new one, empty, for the same blocks: all requests are computed again.
+    """
 
     @property
     def block_size(self) -> int: ...
@@ -96,8 +100,11 @@ class KVCache(Protocol):
         """
         ...
 
-    def free(self, request: Request) -> None:
-        """Give all blocks back and clear `block_table`. Cached ones stay findable until evicted. Idempotent."""
+    def free(self, request: Request, discard: bool = False) -> None:
+        """Give all blocks back and clear `block_table`. Cached ones stay findable until evicted. Idempotent.
+
+        `discard`: the request has failed, and what it wrote may be wrong: no block that `allocate` gave it may be found again.
+        """
         ...
 
     def reset(self) -> bool:

@@ -21,6 +21,7 @@ class _Holding:
     """A request that holds blocks, and how far its content is known to the index."""
 
     request: Request
+    num_found: int = 0  # blocks at the head that were written by others
     num_committed: int = 0  # full blocks whose KV is written and hashed
     node: PrefixNode | None = None  # content of the last of them
 
@@ -70,7 +71,7 @@ class PagedCache:
             self._pool.acquire(block)
             request.block_table.append(block)
             holding.node = self._pool.node(block)
-        holding.num_committed = len(request.block_table)
+        holding.num_found = holding.num_committed = len(request.block_table)
         if request.block_table:
             self._holdings[request.request_id] = holding
         return holding.num_committed * self._block_size
@@ -103,9 +104,12 @@ class PagedCache:
             holding.node = self._remember(request, holding.num_committed, holding.node)
             holding.num_committed += 1
 
-    def free(self, request: Request) -> None:
-        if self._holdings.pop(request.request_id, None) is None:
+    def free(self, request: Request, discard: bool = False) -> None:
+        holding = self._holdings.pop(request.request_id, None)
+        if holding is None:
             return
+        if discard:
+            self._pool.forget(request.block_table[holding.num_found :])
         self._pool.release(request.block_table)
         request.block_table.clear()
 

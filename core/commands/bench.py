@@ -16,11 +16,11 @@ from tqdm import tqdm
 
 from core.commands.explain import is_default, rows
 from core.commands.request_arguments import split
+from core.known_keys import validated
 from core.lab.bench import StepLog, measure
 from core.lab.workloads import FixedLengths
 from core.progress import ProgressBars
 from core.session import Session, log_to_stderr, open_session, start_front
-from core.settings import validated
 from core.version import nonet_version
 
 IDENTITY = ("stage", "name", "wheel", "version")

@@ -1,20 +1,24 @@
-"""`explain`: the nine stages with class, wheel and version, and where each value came from, those of `process` and `plugins`
-included. Defaults are counted, and shown with `--all`. Reads no model, imports no torch."""
+"""`explain`: the nine stages, their parts and chains with class, wheel and version; who chose each, and where each value
+came from, those of `process` and `plugins` included. Defaults are counted, and shown with `--all`. Imports no torch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from core.hookspecs import STAGES
+from core.canonical import plain
+from core.errors import ConfigError, near_matches
+from core.hookspecs import CHAINS, STAGES
 from core.pipeline import Part
-from core.session import Session, open_session
+from core.session import Session, inspect_session
 
 DEFAULT = "default"
 MAX_WIDTH = 40  # characters of a value; a longer one pushes its own origin aside and no other
+LABEL, NAME, CLASS = 20, 14, 52  # widths of columns
+FLAGS = ("--all", "--json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +32,33 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One stage, part or section."""
+    """One stage, part, member of a chain, or section."""
 
     head: str
     leaves: tuple[Leaf, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value of a part or section, as JSON has it."""
+
+    key: str
+    value: object
+    path: str  # its full config key
+    default: str  # the class whose default it is where nothing sets it
+
+
 def run(arguments: Sequence[str]) -> int:
-    session = open_session([a for a in arguments if a not in ("--json", "--all")])
-    if "--json" in arguments:
+    flags = [word for word in arguments if word.startswith("--")]
+    for flag in flags:
+        if flag not in FLAGS:
+            raise ConfigError(f"explain has no flag {flag}{near_matches(flag, FLAGS)}")
+    session = inspect_session([word for word in arguments if word not in flags])
+    if "--json" in flags:
         print(json.dumps(rows(session), indent=2))
     else:
-        _print(_blocks(session), everything="--all" in arguments)
+        _print(_blocks(session), everything="--all" in flags)
+        print(f"pipeline_hash {session.description.pipeline_hash}")
     return 0
 
 
@@ -51,7 +70,7 @@ def _print(blocks: Sequence[Block], everything: bool) -> None:
     for block, leaves in zip(blocks, shown, strict=True):
         print(block.head)
         for leaf in leaves:
-            print(f"{'':<15}{leaf.key:<{keys}} = {leaf.value:<{texts}}  {leaf.origin}")
+            print(f"{'':<{LABEL}}{leaf.key:<{keys}} = {leaf.value:<{texts}}  {leaf.origin}")
     hidden = sum(len(block.leaves) for block in blocks) - len(flat)
     if hidden:
         print(f"(+{hidden} defaults; --all shows them)")
@@ -59,23 +78,30 @@ def _print(blocks: Sequence[Block], everything: bool) -> None:
 
 def _blocks(session: Session) -> list[Block]:
     blocks = []
-    origins = session.config.origins
     for number, part in enumerate(session.description.parts, start=1):
         component = part.provided.component
         label = f"{number} {part.group}" if part.group in STAGES else f"  {part.group}"
-        head = f"{label:<15}{component.name:<14}{component.target:<52}{part.wheel}"
-        blocks.append(Block(head, tuple(_leaves(part.group, values(session, part), origins))))
+        head = f"{label:<{LABEL}}{component.name:<{NAME}}{component.target:<{CLASS}}{part.wheel}"
+        chosen = chosen_by(session, part)
+        default = chosen == session.config.provenance.root
+        selected = Leaf("name", repr(component.name), DEFAULT if default else chosen)
+        blocks.append(Block(head, (selected, *_leaves(session, values(part)))))
+    for chain in CHAINS:
+        if not session.description.chain(chain):
+            chosen = session.config.provenance.choices[chain]
+            origin = "" if chosen == session.config.provenance.root else chosen
+            blocks.append(Block(f"  {chain:<{LABEL - 2}}{'none':<{NAME}}{origin}".rstrip(), ()))
     for name, section in sections(session).items():
-        found = section_values(session, name, section)
-        blocks.append(Block(f"  {name:<13}{'':<14}{_class(section)}", tuple(_leaves(name, found, origins))))
+        head = f"  {name:<{LABEL - 2}}{'':<{NAME}}{_class(section)}"
+        blocks.append(Block(head, tuple(_leaves(session, section_values(name, section)))))
     return blocks
 
 
-def _leaves(group: str, found: Sequence[tuple[str, object, str]], origins: Mapping[str, str]) -> Iterator[Leaf]:
-    for key, value, origin in found:
-        for name, inner in _flat(key, value):
-            own = DEFAULT if is_default(origin) else _leaf_origin(group, name, origins)
-            yield Leaf(name, repr(inner), own)
+def _leaves(session: Session, found: Sequence[Value]) -> Iterator[Leaf]:
+    for value in found:
+        for name, inner in _flat("", value.value):
+            origin = session.config.provenance.of(value.path + name) or DEFAULT
+            yield Leaf(value.key + name, repr(inner), origin)
 
 
 def _flat(key: str, value: object) -> Iterator[tuple[str, object]]:
@@ -86,12 +112,9 @@ def _flat(key: str, value: object) -> Iterator[tuple[str, object]]:
         yield key, value
 
 
-def _leaf_origin(group: str, name: str, origins: Mapping[str, str]) -> str:
-    """Of one key of a mapping: what set it, and what set the mapping as a whole, which may have held it."""
-    full = f"{group}.{name}"
-    inside = [found for key, found in origins.items() if f"{key}.".startswith(f"{full}.")]
-    around = [found for key, found in origins.items() if key.startswith(f"{group}.") and full.startswith(f"{key}.")]
-    return ", ".join(dict.fromkeys([*inside, *around])) or DEFAULT
+def chosen_by(session: Session, part: Part) -> str:
+    """The file or override that selects this component, with the group's option where that has another name."""
+    return session.config.provenance.choices.get(part.path, "override")
 
 
 def is_default(origin: str) -> bool:
@@ -104,45 +127,44 @@ def sections(session: Session) -> dict[str, BaseModel]:
     return {"process": session.settings.process, "plugins": session.settings.plugins}
 
 
-def section_values(session: Session, name: str, section: BaseModel) -> list[tuple[str, object, str]]:
-    """(key, value, origin), as `values` has them."""
-    found = section.model_dump(mode="json")
-    return [(k, v, _origin(f"{name}.{k}", _class(section), session.config.origins)) for k, v in found.items()]
+def section_values(name: str, section: BaseModel) -> list[Value]:
+    found = plain(section.model_dump())
+    return [Value(key, value, f"{name}.{key}", _class(section)) for key, value in found.items()]
 
 
 def _class(section: BaseModel) -> str:
     return f"{type(section).__module__}:{type(section).__name__}"
 
 
-def values(session: Session, part: Part) -> list[tuple[str, object, str]]:
-    """(key, value, origin) of one part; the origin of a value that no file and no override sets is its class."""
-    found = part.settings.model_dump(mode="json")
-    defaults = part.provided.component.settings or f"{part.provided.component.target}.Settings"
-    own = [(key, value, defaults) for key, value in found.items()]
-    if part.group == "model":
-        shared = session.settings.model.model_dump(mode="json")
-        own = [(key, value, "core.settings:ModelSettings") for key, value in shared.items()] + own
-    origins = session.config.origins
-    return [(key, value, _origin(f"{part.group}.{key}", default, origins)) for key, value, default in own]
-
-
-def _origin(key: str, default: str, origins: Mapping[str, str]) -> str:
-    inside = [
-        origin for name, origin in origins.items() if name == key or name.startswith(f"{key}.")
-    ]  # a mapping's keys
-    return ", ".join(dict.fromkeys(inside)) or f"default of {default}"
+def values(part: Part) -> list[Value]:
+    own = part.provided.component.settings or f"{part.provided.component.target}.Settings"
+    shared = type(part.shared).model_fields if part.shared is not None else {}
+    found = plain(part.values)
+    return [
+        Value(key, value, f"{part.path}.{key}", _class(part.shared) if part.shared and key in shared else own)
+        for key, value in found.items()
+    ]
 
 
 def rows(session: Session) -> list[dict[str, object]]:
-    """For `--json`: the stages and parts, then the sections, which have no plugin."""
+    """For `--json`: stages, parts and members of chains, then the sections, which have no plugin."""
     out: list[dict[str, object]] = []
     for row, part in zip(session.description.rows(), session.description.parts, strict=True):
-        out.append({**row, "settings": _settings(values(session, part))})
+        settings = _settings(session, values(part))
+        out.append({**row, "chosen_by": chosen_by(session, part), "settings": settings})
     for name, section in sections(session).items():
-        found = section_values(session, name, section)
-        out.append({"stage": name, "class": _class(section), "settings": _settings(found)})
+        settings = _settings(session, section_values(name, section))
+        out.append({"stage": name, "class": _class(section), "settings": settings})
     return out
 
 
-def _settings(found: Sequence[tuple[str, object, str]]) -> dict[str, object]:
-    return {key: {"value": value, "origin": origin} for key, value, origin in found}
+def _settings(session: Session, found: Sequence[Value]) -> dict[str, object]:
+    """value and origin of each key; where a mapping has several origins, also those of the keys inside it."""
+    out: dict[str, object] = {}
+    for value in found:
+        of = session.config.provenance.of
+        origin = of(value.path) or f"default of {value.default}"
+        inside = {name[1:]: of(value.path + name) or DEFAULT for name, _ in _flat("", value.value) if name}
+        mixed = {"inside": inside} if len(set(inside.values())) > 1 else {}
+        out[value.key] = {"value": value.value, "origin": origin, **mixed}
+    return out

@@ -1,43 +1,99 @@
-"""`plugins`: every plugin found, with wheel, version, status and what it provides. Imports no torch."""
+"""`plugins`: every plugin found, with wheel, version, status and what it provides; and the tools of plugin authors, each in
+`core/commands/plugins_<word>.py`. Imports no torch."""
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from core.errors import ConfigError
+from core.errors import ConfigError, near_matches
+from core.hookspecs import Component
 from core.plugins import PluginRecord, load_plugins
+
+TOOLS = {
+    "check": "run the conformance suites against what a plugin provides",
+    "new": "write a new plugin package",
+    "matrix": "which components work together",
+    "faults": "what a failing plugin of each stage does to the other requests",
+}
+USAGE = f"usage: plugins [list] [--json] | {' | '.join(f'{tool} …' for tool in TOOLS)}"
 
 
 def run(arguments: Sequence[str]) -> int:
-    rest = [a for a in arguments if a not in ("list", "--json")]
-    if rest:
-        raise ConfigError(f"unknown argument {rest[0]!r}; usage: plugins [list] [--json]")
-    records = load_plugins().records
-    if "--json" in arguments:
-        print(json.dumps([row(record) for record in records], indent=2, ensure_ascii=False))
-        return 0
-    for record in records:
-        print(f"{record.name:<24}{record.distribution} {record.version:<14}{record.status}")
-        if record.reason:
-            print(f"{'':<4}{record.reason}")
-        for group, component in record.components:
-            print(f"{'':<4}{group + '=' + component.name:<30}{component.summary}")
+    word, rest = (arguments[0], arguments[1:]) if arguments else ("list", [])
+    if word in TOOLS:
+        return int(importlib.import_module(f"core.commands.plugins_{word}").run(rest))
+    if word.startswith("-"):
+        word, rest = "list", arguments
+    if word != "list":
+        raise ConfigError(f"unknown word {word!r}{near_matches(word, ('list', *TOOLS))}; {USAGE}")
+    if unknown := [argument for argument in rest if argument != "--json"]:
+        raise ConfigError(f"unknown argument {unknown[0]!r}; {USAGE}")
+    _list(as_json="--json" in rest)
     return 0
 
 
+def _list(*, as_json: bool) -> None:
+    records = load_plugins().records
+    if as_json:
+        print(json.dumps([row(record) for record in records], indent=2, ensure_ascii=False))
+        return
+    for record in records:
+        print("\n".join(_lines(record)))
+
+
+def _lines(record: PluginRecord) -> Iterator[str]:
+    wheel = f"{record.distribution} {record.version}"
+    yield f"{record.name:<24}{wheel:<24}{record.status}{f', API {record.api}' if record.api else ''}"
+    if record.reason:
+        yield f"    {record.reason}"
+    for warning in record.warnings:
+        yield f"    warning: {warning}"
+    for group, component in record.components:
+        yield f"    {f'{group}={component.name}':<34}{component.summary}"
+        if terms := _terms(component):
+            yield f"{'':<38}{terms}"
+
+
+def _terms(component: Component) -> str:
+    """What it asks of the others, in words: requires sampler.logits_processors; device: cuda."""
+    terms = [
+        f"{word} {', '.join(names)}"
+        for word, names in (("requires", component.requires), ("conflicts with", component.conflicts))
+        if names
+    ]
+    return "; ".join([*terms, *(f"{fact}: {', '.join(map(str, v))}" for fact, v in component.accepts.items())])
+
+
 def row(record: PluginRecord) -> dict[str, Any]:
+    """One plugin as `--json` has it."""
     return {
         "plugin": record.name,
         "distribution": record.distribution,
         "version": record.version,
         "status": record.status,
         "reason": record.reason,
+        "warnings": list(record.warnings),
         "builtin": record.builtin,
+        "api": record.api,
         "hooks": list(record.hooks),
-        "components": [
-            {"group": g, "name": c.name, "target": c.target, "summary": c.summary, "api_version": c.api_version}
-            for g, c in record.components
-        ],
+        "config_packages": list(record.config_packages),
+        "components": [_component_row(group, component) for group, component in record.components],
+    }
+
+
+def _component_row(group: str, component: Component) -> dict[str, Any]:
+    return {
+        "group": group,
+        "name": component.name,
+        "target": component.target,
+        "summary": component.summary,
+        "settings": component.settings or f"{component.target}.Settings",
+        "provides": list(component.provides),
+        "requires": list(component.requires),
+        "conflicts": list(component.conflicts),
+        "accepts": {fact: list(values) for fact, values in component.accepts.items()},
+        "params": component.params,
     }

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.compose import CONFIG_DIR, FREE_GROUPS, SECTIONS
+from core.config_files import CONFIG_DIR
 from core.errors import ConfigError
-from core.hookspecs import GROUPS
+from core.overrides import ROOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ def split(arguments: Sequence[str]) -> SplitArguments:
         key, equals, value = argument.partition("=")
         if not equals and not argument.startswith("~"):
             raise ConfigError(f'{argument!r}: write key=value, such as prompt="…", max_tokens=32 or +preset=chat')
-        if equals and key.isidentifier() and key not in (*GROUPS, *FREE_GROUPS, *SECTIONS, CONFIG_DIR[:-1]):
+        if equals and key.isidentifier() and key not in (*ROOTS, CONFIG_DIR[:-1]):
             request[key] = _value(key, value)
         else:
             overrides.append(argument)

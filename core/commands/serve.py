@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence
 from types import FrameType
 
+from core.errors import Terminated
 from core.progress import ProgressBars
 from core.session import log_to_stderr, open_session, run_frontend
 
@@ -28,4 +29,4 @@ def run(arguments: Sequence[str]) -> int:
 def _end_start(signum: int, frame: FrameType | None) -> None:
     """An exception, so that a blocking download ends too; on its way out the engine is closed."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise SystemExit(0)
+    raise Terminated(0)

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from core.errors import ConfigError
 from core.model.families import COMMON_KEYS, FAMILIES, NEUTRAL_KEYS, NEUTRAL_PREFIXES, NEUTRAL_SUFFIXES, Family
 from core.model.interface import AttentionSpec
-from core.model.rope import FULL, SLIDING, RopePlan, rope_plans
+from core.model.layer_kinds import SLIDING, ConfigValues, layer_kinds, sliding_window
+from core.model.rope import RopePlan, rope_plans
 
 Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -22,8 +23,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_pytorch_tanh",
 }
-
-MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +70,12 @@ def read_architecture(config: Mapping[str, Any], ignored_keys: Collection[str] =
             "use model=transformers, which runs what the transformers library supports"
         )
     _refuse_unknown_keys(config, family, ignored_keys)
-    fields = _Fields({**family.defaults, **{key: config[key] for key in config if key not in ignored_keys}})
+    fields = ConfigValues({**family.defaults, **{key: config[key] for key in config if key not in ignored_keys}})
     heads = fields.positive_int("num_attention_heads")
     head_dim = fields.optional_int("head_dim") or fields.positive_int("hidden_size") // heads
     if head_dim % 2:
         raise ConfigError(f"config key head_dim: {head_dim} is odd, which RoPE cannot halve")
-    kinds = _layer_kinds(fields, family)
+    kinds = layer_kinds(fields, family)
     plans = rope_plans(fields.values, head_dim, family.local_theta)
     ropes = _distinct_ropes(plans, kinds)
     return Architecture(
@@ -112,77 +111,6 @@ def _refuse_unknown_keys(config: Mapping[str, Any], family: Family, ignored_keys
             )
 
 
-class _Fields:
-    """Typed reads of a config, with errors that name the key. A null value counts as absent."""
-
-    def __init__(self, values: Mapping[str, Any]):
-        self.values = values
-
-    def positive_int(self, key: str) -> int:
-        value = self.optional_int(key)
-        if value is None:
-            raise ConfigError(f"config key {key}: missing")
-        return value
-
-    def optional_int(self, key: str) -> int | None:
-        value = self.values.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"config key {key}: must be a positive integer, got {value!r}")
-        return value
-
-    def positive_float(self, key: str, default: float) -> float:
-        value = self.optional_float(key)
-        return default if value is None else value
-
-    def optional_float(self, key: str) -> float | None:
-        value = self.values.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-            raise ConfigError(f"config key {key}: must be a positive number, got {value!r}")
-        return None if value is None else float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise ConfigError(f"config key {key}: must be true or false, got {value!r}")
-        return bool(value)
-
-
-def _layer_kinds(fields: _Fields, family: Family) -> tuple[str, ...]:
-    """Attention kind of each layer."""
-    usual = _usual_kinds(fields, family)
-    given = fields.values.get("layer_types")
-    if given is None:
-        return usual
-    if not isinstance(given, list | tuple) or len(given) != len(usual) or set(given) - {FULL, SLIDING}:
-        raise ConfigError(f"config key layer_types: needs {len(usual)} entries, each {FULL} or {SLIDING}")
-    if family.windows in ("none", "all") and tuple(given) != usual:
-        raise ConfigError("config key layer_types: layers of this model type cannot differ; use model=transformers")
-    return tuple(given)
-
-
-def _usual_kinds(fields: _Fields, family: Family) -> tuple[str, ...]:
-    num_layers = fields.positive_int("num_hidden_layers")
-    if num_layers > MAX_LAYERS:
-        raise ConfigError(f"config key num_hidden_layers: {num_layers} is past the {MAX_LAYERS} that any model has")
-    layers = range(num_layers)
-    if family.windows == "none" or _window(fields, family) is None:
-        return tuple(FULL for _ in layers)
-    if family.windows == "all":
-        return tuple(SLIDING for _ in layers)
-    if family.windows == "upper":
-        first = fields.values.get("max_window_layers", 28)
-        return tuple(SLIDING if layer >= first else FULL for layer in layers)
-    period = fields.optional_int("_sliding_window_pattern") or fields.positive_int("sliding_window_pattern")
-    return tuple(SLIDING if (layer + 1) % period else FULL for layer in layers)
-
-
-def _window(fields: _Fields, family: Family) -> int | None:
-    """Qwen configs name a window that a second key switches on."""
-    if "use_sliding_window" in family.keys and not fields.flag("use_sliding_window"):
-        return None
-    return fields.optional_int("sliding_window")
-
-
 def _rope_of(plans: Mapping[str, RopePlan | None], kind: str) -> RopePlan:
     plan = plans[kind]
     if plan is None:
@@ -194,7 +122,9 @@ def _distinct_ropes(plans: Mapping[str, RopePlan | None], kinds: tuple[str, ...]
     return tuple(dict.fromkeys(_rope_of(plans, kind) for kind in kinds))
 
 
-def _layer(fields: _Fields, family: Family, index: int, kind: str, heads: int, head_dim: int, rope: int) -> LayerPlan:
+def _layer(
+    fields: ConfigValues, family: Family, index: int, kind: str, heads: int, head_dim: int, rope: int
+) -> LayerPlan:
     bias = fields.flag("attention_bias")
     activation = str(fields.values.get("hidden_activation" if family.gemma else "hidden_act") or "silu")
     if activation not in ACTIVATIONS:
@@ -213,11 +143,11 @@ def _layer(fields: _Fields, family: Family, index: int, kind: str, heads: int, h
     )
 
 
-def _attention(fields: _Fields, family: Family, index: int, kind: str, heads: int, head_dim: int) -> AttentionSpec:
+def _attention(fields: ConfigValues, family: Family, index: int, kind: str, heads: int, head_dim: int) -> AttentionSpec:
     kv_heads = fields.optional_int("num_key_value_heads") or heads
     if heads % kv_heads:
         raise ConfigError(f"config key num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}")
-    window = _window(fields, family) if kind == SLIDING else None
+    window = sliding_window(fields, family) if kind == SLIDING else None
     if kind == SLIDING and window is None:
         raise ConfigError(f"config key layer_types: layer {index} slides, but sliding_window is off")
     scale_of = fields.positive_float("query_pre_attn_scalar", head_dim) if family.gemma else head_dim

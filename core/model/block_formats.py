@@ -56,3 +56,15 @@ FORMATS: Mapping[int, BlockFormat] = MappingProxyType(
         39: BlockFormat("MXFP4", 32, 17),
     }
 )
+
+_DENSE = frozenset({"F32", "F16", "BF16"})
+READABLE_WEIGHTS = (
+    *("dense", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+)
+"""Kinds of weights (see `weights_kind`) that `core.model.dequant` turns into floats."""
+
+
+def weights_kind(block_format: BlockFormat) -> str:
+    """What `ModelSpec.weights` calls a tensor of this type: floats are dense, in whatever width."""
+    return "dense" if block_format.name in _DENSE else block_format.name

@@ -93,10 +93,12 @@ class ChatTemplate:
         environment = TemplateEnvironment(self._budget, functions)
         try:
             self._template = environment.from_string(template)
+            names = {value for _, kind, value in environment.lex(template) if kind == "name"}
         except TemplateError as error:
             raise ModelFileError(f"{source}: line {getattr(error, 'lineno', '?')}: {error}") from error
         except (RecursionError, SyntaxError, MemoryError, ValueError) as error:
             raise ModelFileError(f"{source}: does not compile: {type(error).__name__}") from error
+        self.uses_tools = "tools" in names
 
     def render(
         self,

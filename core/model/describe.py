@@ -124,7 +124,16 @@ def _read_folder(files: ModelFiles, max_model_len: int | None, known: Container[
         pad_token_id=_first(fields.ids("pad_token_id", vocab_size) or named.ids("pad_token_id", vocab_size)),
         unusable_token_ids=_rows_without_text(token_ids, vocab_size),
         generation_config=generation,
+        weights=_checkpoint_kind(config, text or {}),
     )
+
+
+def _checkpoint_kind(*configs: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the weights of a folder are kept: as its config says, or dense."""
+    quantized = next((found for config in configs if (found := config.get("quantization_config"))), None)
+    if quantized is None:
+        return ("dense",)
+    return (str(quantized.get("quant_method", "unknown")) if isinstance(quantized, dict) else "unknown",)
 
 
 def _folder_name(files: ModelFiles) -> str:
@@ -211,6 +220,7 @@ def _rows_without_text(ids: Mapping[str, int], vocab_size: int) -> frozenset[int
 
 
 def _read_gguf(files: ModelFiles, max_model_len: int | None) -> ModelSpec:
+    from core.model.block_formats import weights_kind
     from core.model.gguf import GGUFFile
     from core.model.gguf_config import read_hf_config
     from core.model.gguf_tokenizer import token_roles
@@ -232,4 +242,5 @@ def _read_gguf(files: ModelFiles, max_model_len: int | None) -> ModelSpec:
         bos_token_id=_first(fields.ids("bos_token_id", vocab_size)),
         pad_token_id=_first(fields.ids("pad_token_id", vocab_size)),
         unusable_token_ids=roles.unusable_ids | frozenset(range(roles.num_tokens, vocab_size)),
+        weights=tuple(sorted({weights_kind(tensor.block_format) for tensor in file.tensors.values()})),
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from core.batch import ModelBatch, SamplerOutput
+from core.faults import Faults
+from core.outputs import PluginIncident
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +104,10 @@ class Model(Protocol):
         ...
 
     def forward(self, batch: ModelBatch, kv_caches: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run the batch, write its KV, return logits [R, V] float32 for `batch.logits_indices`."""
+        """Run the batch, write its KV, return logits [R, V] float32 for `batch.logits_indices`.
+
+        The batch is only read: changes are noticed where it is on the CPU, and fail the request that they come of.
+        """
         ...
 
 
@@ -121,6 +126,8 @@ class ExecutorContext:
     max_num_scheduled_tokens: int
     max_num_running_reqs: int
     progress: Progress
+    incidents: Callable[[], tuple[PluginIncident, ...]] = tuple  # of the sampler's processors; go into StepResult
+    faults: Faults = field(default_factory=Faults)  # of what runs with the model; its incidents go there too
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,10 @@ class StepResult:
     sampled: SamplerOutput
     forward_s: float = 0.0
     sample_s: float = 0.0
+    incidents: tuple[PluginIncident, ...] = ()  # of what runs with the model
+    no_numbers: tuple[
+        str, ...
+    ] = ()  # ids of requests whose logits held NaN or +inf; they are among the sampler's errors
 
 
 class Submission(Protocol):

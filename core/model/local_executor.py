@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from core.batch import ModelBatch
+from core.batch import ModelBatch, SamplerOutput
+from core.errors import PluginError
+from core.model.checks import BatchSeal, blame_model, check_logits, check_sampled, without_numbers
 from core.model.interface import ExecutorContext, StepResult
 from core.model.model_settings import LocalExecutorSettings
 from core.model.runner import ModelRunner
@@ -34,8 +36,11 @@ class LocalExecutor:
     def __init__(self, settings: LocalExecutorSettings, context: ExecutorContext):
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
+        self._vocab_size = context.spec.vocab_size
         self._runner = ModelRunner(context)
         self._sampler = context.build_sampler(self.device)
+        self._incidents = context.incidents
+        self._faults = context.faults
 
     @property
     def device(self) -> str:
@@ -61,15 +66,35 @@ class LocalExecutor:
             return FinishedStep(error)
 
     def _run(self, batch: ModelBatch) -> StepResult:
-        started = time.perf_counter()
+        started, blocked_s = time.perf_counter(), self._faults.blocked_s
+        seal = BatchSeal(batch)
         logits = self._runner.forward(batch)
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # or the sampler's time would hold the forward pass
+        seal.check("model")
+        check_logits(logits, batch, self._vocab_size, self._runner.device)
         forwarded = time.perf_counter()
-        with torch.inference_mode():
-            sampled = self._sampler.sample(logits, batch.sampling)
+        sampled = self._sample(logits, batch)
+        check_sampled(sampled)
+        no_numbers = without_numbers(sampled, logits, batch, self._faults)
+        sampled = blame_model(sampled, no_numbers, self._faults)
         self._runner.remember(sampled)
-        return StepResult(sampled, forward_s=forwarded - started, sample_s=time.perf_counter() - forwarded)
+        forward_s, sample_s = forwarded - started, time.perf_counter() - forwarded
+        incidents = self._incidents()
+        self._faults.watch("model", forward_s - (self._faults.blocked_s - blocked_s))
+        self._faults.watch("sampler", 0.0 if incidents else sample_s)
+        return StepResult(sampled, forward_s, sample_s, (*incidents, *self._faults.take_incidents()), no_numbers)
+
+    @torch.inference_mode()
+    def _sample(self, logits: torch.Tensor, batch: ModelBatch) -> SamplerOutput:
+        """A logits processor's failure in the step of one request is that request's own: the step is not lost, and the
+        engine hears of the incident now."""
+        try:
+            return self._sampler.sample(logits, batch.sampling)
+        except PluginError as error:
+            if batch.num_requests > 1:
+                raise
+            return SamplerOutput({}, errors={batch.request_ids[0]: str(error)})
 
     def forget(self, request_ids: Sequence[str]) -> None:
         self._runner.forget(request_ids)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from core.errors import ConfigError
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from core.model.layer_kinds import FULL, SLIDING
 
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 _YARN_KEYS = frozenset({"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"})

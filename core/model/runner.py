@@ -13,6 +13,7 @@ from torch import Tensor
 from core.batch import ModelBatch, SamplerOutput
 from core.errors import ConfigError
 from core.memory import free_host_memory
+from core.model.checks import GuardedAttention
 from core.model.interface import AttentionContext, AttentionSpec, ExecutorContext, Model, ModelContext, QuantContext
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -25,7 +26,8 @@ class ModelRunner:
     def __init__(self, context: ExecutorContext):
         self.device = resolve_device(context.device)
         self.dtype = resolve_dtype(context.dtype, self.device)
-        self.attention = context.build_attention(AttentionContext(self.device, self.dtype, context.block_size))
+        attention = context.build_attention(AttentionContext(self.device, self.dtype, context.block_size))
+        self.attention = GuardedAttention(attention, context.faults)
         quant = context.build_quant(QuantContext(self.device, self.dtype))
         with torch.inference_mode():
             self.model: Model = context.build_model(
@@ -97,9 +99,10 @@ class ModelRunner:
         return input_ids
 
     def remember(self, sampled: SamplerOutput) -> None:
-        """Keep each request's last id for a step that was planned before it was known."""
+        """Keep each request's last id for a step that was planned before it was known. The engine refuses what is none."""
         for request_id, token_ids in sampled.token_ids.items():
-            self._last_sampled[request_id] = token_ids[-1]
+            if type(token_ids) is tuple and token_ids and type(token_ids[-1]) is int:
+                self._last_sampled[request_id] = token_ids[-1]
         # A request whose sampling failed may already be part of the next step; its row there is computed and discarded.
         for request_id in sampled.errors:
             self._last_sampled[request_id] = 0

@@ -33,6 +33,7 @@ class ModelSpec:
     pad_token_id: int | None = None
     unusable_token_ids: frozenset[int] = frozenset()
     generation_config: dict[str, Any] = field(default_factory=dict)
+    weights: tuple[str, ...] = ()  # kinds: dense, block formats of GGUF (Q4_K …), a quant_method; (): unknown
 
     @property
     def model_type(self) -> str:

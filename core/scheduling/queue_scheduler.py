@@ -144,6 +144,8 @@ class QueueScheduler:
 
     def _reserve(self, request: Request, num_positions: int, plan: Plan) -> bool:
         """Blocks for `num_positions` of a running request, at the cost of others where the policy allows."""
+        if num_positions <= len(request.block_table) * self._cache.block_size:
+            return True  # nearly always: a decode in a block that it has
         if self._cache.allocate(request, num_positions):
             return True
         missing = self._blocks.num_missing(request, num_positions)
@@ -256,14 +258,14 @@ class QueueScheduler:
         verdict = verdicts.get(request.request_id)
         kept = verdict.token_ids if verdict and part.samples else ()
         num_sampled = 1 + part.num_drafts if part.samples else 0
-        request.output_token_ids.extend(kept)
+        request.append_output(kept)
         request.num_pending_tokens -= num_sampled
         if part.num_drafts:
             request.draft_token_ids = []
         if step >= self._queues.entry(request).preempted_step:
             num_rejected = min(num_sampled - len(kept), part.num_drafts)
             request.num_computed_tokens -= num_rejected
-            self._cache.commit(request, part.start + part.num_tokens - num_rejected)
+            self._commit(request, part.start, part.start + part.num_tokens - num_rejected)
         if verdict and verdict.finish_reason:
             request.stop_reason = verdict.stop_reason
             self._end(request, verdict.finish_reason)
@@ -271,6 +273,12 @@ class QueueScheduler:
             request.stop_reason = "the step brought no token for this request"
             self._end(request, FinishReason.ERROR)
         return request.is_finished
+
+    def _commit(self, request: Request, start: int, end: int) -> None:
+        """Positions [start, end) are written; the cache is told where a block became full with them."""
+        size = self._cache.block_size
+        if end // size > start // size:
+            self._cache.commit(request, end)
 
     def _never_fits(self, request: Request) -> bool:
         impossible = not 0 < request.num_prompt_tokens <= self._max_model_len
@@ -286,7 +294,7 @@ class QueueScheduler:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         self._queues.remove(request)
-        self._cache.free(request)
+        self._cache.free(request, discard=reason is FinishReason.ERROR)
         request.status = STATUS_OF_REASON[reason]
         request.finish_reason = reason
         request.num_pending_tokens = 0

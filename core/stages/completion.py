@@ -29,6 +29,7 @@ class Completion(Protocol):
 
         Request output_token_ids do not hold the new ids yet. Order: EOS and stop_token_ids (not before min_tokens),
         then length (max_tokens, max_model_len), then repetition. A request in `sampled.errors` gets FinishReason.ERROR.
+        Neither argument is to be changed. When this raises, requests are judged one by one, each in a plan of its own.
         """
         ...
 
@@ -64,24 +65,19 @@ class Standard:
 
     def _judge_one(self, request: Request, token_ids: tuple[int, ...]) -> Verdict:
         """The first end cuts what follows it: speculation may bring several ids at once."""
+        params, num_output = request.params, len(request.output_token_ids)
+        most = min(params.max_tokens, self._max_model_len - len(request.prompt_token_ids))
         for index, token_id in enumerate(token_ids):
-            kept = token_ids[: index + 1]
-            position = request.num_output_tokens + index
-            if position >= request.params.min_tokens:
-                if token_id in self._eos and not request.params.ignore_eos:
-                    return Verdict(kept, FinishReason.STOP)
-                if token_id in request.params.stop_token_ids:
-                    return Verdict(kept, FinishReason.STOP, token_id)
-            if self._is_full(request, position + 1):
-                return Verdict(kept, FinishReason.LENGTH)
-            if position >= request.params.min_tokens and self._repeats(request, kept):
-                return Verdict(kept, FinishReason.REPETITION)
+            may_end = num_output + index >= params.min_tokens
+            if may_end and token_id in self._eos and not params.ignore_eos:
+                return Verdict(token_ids[: index + 1], FinishReason.STOP)
+            if may_end and token_id in params.stop_token_ids:
+                return Verdict(token_ids[: index + 1], FinishReason.STOP, token_id)
+            if num_output + index + 1 >= most:
+                return Verdict(token_ids[: index + 1], FinishReason.LENGTH)
+            if may_end and params.repetition_detection and self._repeats(request, token_ids[: index + 1]):
+                return Verdict(token_ids[: index + 1], FinishReason.REPETITION)
         return Verdict(token_ids)
-
-    def _is_full(self, request: Request, num_output_tokens: int) -> bool:
-        if num_output_tokens >= request.params.max_tokens:
-            return True
-        return request.num_prompt_tokens + num_output_tokens >= self._max_model_len
 
     def _repeats(self, request: Request, new: tuple[int, ...]) -> bool:
         rule = request.params.repetition_detection

@@ -20,8 +20,18 @@ class Decode(Protocol):
     """Config group `decode`. Called once per step with all requests whose prompt is computed."""
 
     def propose(self, requests: Sequence[Request]) -> Mapping[str, tuple[int, ...]]:
-        """Draft token ids per request id, to be verified in the coming step; {} for plain decoding."""
+        """Draft token ids per request id, to be verified in the coming step; {} for plain decoding.
+
+        Only for `requests`, which are not to be changed, and no more of them than `num_drafts_left`. When this raises it is
+        asked request by request: one for which it raises again, or whose drafts are no token ids, ends with an error.
+        """
         ...
+
+
+def num_drafts_left(request: Request, max_model_len: int) -> int:
+    """How many drafts can count: a step samples one id beyond them, and the request ends where it is full."""
+    room = min(request.params.max_tokens - request.num_output_tokens, max_model_len - request.num_tokens)
+    return max(room - 1, 0)
 
 
 class Plain:

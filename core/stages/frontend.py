@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from core.outputs import RequestOutput, StepStats
+from core.outputs import PluginIncident, RequestOutput, StepStats
 from core.request import SamplingParams
 from core.stages.renderer import Prompt, RenderedPrompt, Renderer
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from core.metrics import Metrics
     from core.model.spec import ModelSpec
     from core.pipeline import PipelineDescription
+    from core.stages.tool_parser import ToolParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class GenerateRequest:
     tenant: str = ""  # derived from the API key on the server side, never from the body
     priority: int = 0
     cache_salt: str = ""
+    received_time: float | None = None  # monotonic seconds, when the frontend began to read it
+    trace_context: str = ""  # W3C traceparent, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,11 @@ class FrontHalf(Protocol):
     @property
     def renderer(self) -> Renderer: ...
 
+    @property
+    def tool_parser(self) -> ToolParser:
+        """Guarded: its streams raise GenerationError, and `stream` RequestError once it is switched off."""
+        ...
+
     async def render(self, prompt: Prompt) -> RenderedPrompt:
         """Render and tokenize in a worker thread. Raises RequestError."""
         ...
@@ -81,7 +89,8 @@ class FrontHalf(Protocol):
         """Deltas until every choice has ended. Closing the iterator aborts the request and frees all it holds.
 
         Raises before the first delta: RequestError (4xx), OverloadedError (503). At any time: EngineDeadError,
-        GenerationError. After an error nothing more comes and nothing is held.
+        GenerationError, whose message names the component that failed. After an error nothing more comes and nothing is
+        held. A request that is malformed (types, NaN) is the frontend's failure: GenerationError.
         """
         ...
 
@@ -97,7 +106,15 @@ class FrontHalf(Protocol):
         """The last step's numbers."""
         ...
 
+    def incidents(self) -> tuple[PluginIncident, ...]:
+        """What components did wrong since the start, the latest of each; of the engine's, since it was (re)started."""
+        ...
+
     async def reset_prefix_cache(self) -> bool: ...
+
+    async def flush_observers(self) -> None:
+        """Returns when the observers have seen all that has happened so far, or soon where one of them is slow."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,10 @@ class Prefill(Protocol):
     """Config group `prefill`. Asked by the scheduler once per request that still has a prompt to compute."""
 
     def num_tokens(self, request: Request, remaining: int, token_budget: int) -> int:
-        """How many of `remaining` tokens run in this step; at most `token_budget`; 0 leaves the request for a later step."""
+        """How many of `remaining` tokens run in this step; at most `token_budget`; 0 leaves the request for a later step.
+
+        A Python int. The request is not to be changed. One for which this raises, or returns anything else, ends with an error.
+        """
         ...
 
 

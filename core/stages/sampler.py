@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from core.batch import SamplerOutput, SamplingMetadata
 from core.request import SamplingParams
+from core.stages.logits_processor import LogitsChain, NoProcessors
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from core.model.spec import ModelSpec
 
 
-# Fields of SamplingParams that only a sampler can honour.
+# Fields of SamplingParams that only a sampler, or a logits processor, can honour.
 SAMPLER_FIELDS = frozenset(
     {
         "temperature",
@@ -38,7 +39,8 @@ _DEFAULTS = SamplingParams()
 
 
 def unsupported_fields(params: SamplingParams, provides: Collection[str]) -> tuple[str, ...]:
-    """Fields that `params` sets (to other than their default) and a sampler that `provides` those would ignore.
+    """Fields that `params` sets (to other than their default) and a sampler (with the processors it runs) that `provides`
+    those would ignore.
 
     At temperature 0 the parameters of randomness change nothing, so any sampler honours them.
     """
@@ -51,6 +53,7 @@ def unsupported_fields(params: SamplingParams, provides: Collection[str]) -> tup
 class SamplerContext:
     model: ModelSpec  # vocab_size (logits width), eos_token_ids, unusable_token_ids
     device: str = "cpu"
+    processors: LogitsChain = field(default_factory=NoProcessors)  # run by samplers that provide "logits_processors"
 
 
 class Sampler(Protocol):

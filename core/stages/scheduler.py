@@ -45,14 +45,28 @@ class Counts(NamedTuple):
 
 
 class Scheduler(Protocol):
-    """Config group `scheduler`. Never touches tensors. Called by the engine loop only, from one thread."""
+    """Config group `scheduler`. Never touches tensors. Called by the engine loop only, from one thread.
+
+    Of a request it sets status, finish_reason, stop_reason, the counts, draft_token_ids and first_scheduled_time; output is
+    added by `Request.append_output` alone, and blocks by the cache. Lists of a request are read only: changing one raises.
+
+    The engine checks each plan and each answer against its own table of requests. What raises, or cannot be, costs the
+    request that it concerns; all others are added to a new scheduler over a new cache, their output kept (`add`).
+    """
 
     def add(self, request: Request) -> None:
-        """Put a new request into the waiting queue. An id that is in flight already is ignored: a repeated message."""
+        """Put a request into the waiting queue. An id that is in flight already is ignored: a repeated message.
+
+        A request may come with output: it was in flight when a scheduler failed. Like a preempted one it has nothing
+        computed, and all of its known tokens are to be (`Request.num_known_tokens`).
+        """
         ...
 
     def schedule(self) -> SchedulerOutput:
-        """Plan one step and reserve its blocks; advances `num_computed_tokens` of what it planned.
+        """Plan one step and reserve its blocks; advances `num_computed_tokens` of what it planned, whose status is RUNNING.
+
+        Each request at most once, from no later position than its KV is written to, within both limits of its settings.
+        `samples` says whether the last known token is among the positions.
 
         May be called again before `update` of the step before (overlap): positions in flight count as known
         (`Request.num_pending_tokens`).
@@ -60,7 +74,8 @@ class Scheduler(Protocol):
         ...
 
     def update(self, output: SchedulerOutput, verdicts: Mapping[str, Verdict]) -> list[Request]:
-        """Take in a step's tokens: append ids, roll back rejected drafts, end what has ended and free its blocks.
+        """Take in a step's tokens: append the ids that verdicts kept, roll back rejected drafts, end what has ended and free
+        its blocks (with `discard` for FinishReason.ERROR: their content may be wrong).
 
         Returns the requests that ended. A request that was aborted or preempted while the step was in flight is
         skipped (abort) or keeps its tokens (preempted). `output` may be one step old.
@@ -71,4 +86,6 @@ class Scheduler(Protocol):
         """End requests from outside (abort, error) and free their blocks. Unknown or ended ids are ignored."""
         ...
 
-    def counts(self) -> Counts: ...
+    def counts(self) -> Counts:
+        """Together, all requests between `add` and their end."""
+        ...

@@ -12,6 +12,7 @@ from core.errors import ConfigError, RequestError, near_matches
 from core.model.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateLimits
 from core.request import SamplingParams
 from core.stages.renderer import ChatPrompt, Prompt, RenderedPrompt, RendererContext, TextPrompt, TokenPrompt
+from core.stages.tool_history import template_messages
 from core.stages.vocabulary_params import check_text, check_token_ids, prepare_params
 
 if TYPE_CHECKING:
@@ -119,16 +120,24 @@ class Text:
         if not prompt.messages:
             raise RequestError("messages: at least one message is needed", param="messages", code="empty")
         _check_contents(prompt)
+        if prompt.tools and not template.uses_tools:
+            raise RequestError(
+                f"tools: the chat template of {self._model.name} does not show tools to the model; give one that does with "
+                "renderer.chat_template=<file>",
+                param="tools",
+                code="unsupported",
+            )
         kwargs = self._checked_kwargs(prompt.template_kwargs)
+        messages = template_messages(prompt.messages)
         if not prompt.continue_final_message:
             return template.render(
-                prompt.messages, add_generation_prompt=prompt.add_generation_prompt, tools=prompt.tools, kwargs=kwargs
+                messages, add_generation_prompt=prompt.add_generation_prompt, tools=prompt.tools, kwargs=kwargs
             )
         if prompt.messages[-1].get("role") != "assistant":
             raise RequestError(
                 "continue_final_message: the final message must be the assistant's", param="continue_final_message"
             )
-        return template.render_open(prompt.messages, tools=prompt.tools, kwargs=kwargs)
+        return template.render_open(messages, tools=prompt.tools, kwargs=kwargs)
 
     def _checked_kwargs(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         allowed = self._settings.template_kwargs

@@ -65,15 +65,20 @@ def _check_something_is_left(
     allowed: tuple[int, ...] | None, bad_words: tuple[tuple[int, ...], ...], params: SamplingParams, model: ModelSpec
 ) -> None:
     """Masks that together bar every token would end the request with an error at its first step."""
-    if allowed is None:
-        return
-    left = set(allowed) - {ids[0] for ids in bad_words if len(ids) == 1}
+    barred = {ids[0] for ids in bad_words if len(ids) == 1}
     if params.min_tokens > 0:
-        left -= {*params.stop_token_ids, *(() if params.ignore_eos else model.eos_token_ids)}
-    if not left:
+        barred |= {*params.stop_token_ids, *(() if params.ignore_eos else model.eos_token_ids)}
+    if allowed is not None:
+        if barred.issuperset(allowed):
+            raise RequestError(
+                "allowed_token_ids: bad_words and min_tokens bar every one of them, so nothing could be sampled",
+                param="allowed_token_ids",
+                code="empty",
+            )
+    elif len(barred | model.unusable_token_ids) >= model.vocab_size:
         raise RequestError(
-            "allowed_token_ids: bad_words and min_tokens bar every one of them, so nothing could be sampled",
-            param="allowed_token_ids",
+            "stop_token_ids: with min_tokens and bad_words they bar the whole vocabulary, so nothing could be sampled",
+            param="stop_token_ids",
             code="empty",
         )
 

@@ -1,8 +1,7 @@
-"""The contract of attention backends: a naive twin, and tests that a backend's own test class inherits.
+"""What every attention backend must do, as tests, and a naive twin to compare with::
 
-class TestMyBackend(AttentionContract):
-    def make_backend(self, context):
-        return MyBackend(MyBackend.Settings(), context)
+class TestMine(AttentionContract):
+    component = Mine
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from torch import Tensor
 from core.batch import ModelBatch
 from core.model.interface import AttentionBackend, AttentionContext, AttentionSpec
 from core.testing.batches import Share, batch_of
+from core.testing.contract import Contract
+from core.testing.host_reads import HostReads
 
 NUM_BLOCKS_SPARE = 3  # blocks of the pool that no request owns
 
@@ -140,14 +141,20 @@ SPECS = {
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
-class AttentionContract:
-    """Inherit, implement `make_backend`, and set `device` and `dtypes` where they differ."""
+class AttentionContract(Contract):
+    """Set `device` and `dtypes` where they differ."""
 
     device: str = "cpu"
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
 
     def make_backend(self, context: AttentionContext) -> AttentionBackend:
-        raise NotImplementedError
+        backend: AttentionBackend = self.make(context)
+        return backend
+
+    def needs_of(self, *specs: AttentionSpec) -> None:
+        """Windows and caps are asked of those who provide them."""
+        self.needs(*(["sliding_window"] if any(spec.sliding_window is not None for spec in specs) else []))
+        self.needs(*(["softcap"] if any(spec.softcap is not None for spec in specs) else []))
 
     def context(self, dtype: torch.dtype = torch.float32, block_size: int = 16) -> AttentionContext:
         return AttentionContext(torch.device(self.device), dtype, block_size)
@@ -155,6 +162,7 @@ class AttentionContract:
     def _compare(
         self, spec: AttentionSpec, lengths: Sequence[tuple[int, int]], context: AttentionContext, seed: int = 0
     ) -> None:
+        self.needs_of(spec)
         sequences = make_sequences(spec, lengths, context, seed)
         outputs = run_backend(self.make_backend(context), spec, sequences, context)
         for index, out in enumerate(outputs):
@@ -183,6 +191,7 @@ class AttentionContract:
         """`prepare` sees all layers once; each `forward` picks what its own layer needs."""
         context = self.context()
         full, local = SPECS["grouped"], AttentionSpec(1, 6, 2, 64, 0.125, sliding_window=13)
+        self.needs_of(full, local)
         sequences = make_sequences(full, MIXED, context)
         alone = [run_backend(self.make_backend(context), spec, sequences, context) for spec in (full, local)]
         backend = _Together(self.make_backend(context), (full, local))
@@ -192,12 +201,57 @@ class AttentionContract:
 
     @pytest.mark.parametrize("spec", ["grouped", "window", "softcap"])
     def test_a_request_does_not_depend_on_its_batch_mates(self, spec: str) -> None:
+        self.needs_of(SPECS[spec])
         context, backend = self.context(), self.make_backend(self.context())
         sequences = make_sequences(SPECS[spec], MIXED, context)
         together = run_backend(backend, SPECS[spec], sequences, context)
         for index in range(len(MIXED)):
             alone = run_backend(backend, SPECS[spec], sequences.only(index), context)[0]
             torch.testing.assert_close(together[index], alone, atol=2e-6, rtol=1e-5)
+
+    @pytest.mark.parametrize("lengths", LENGTHS)
+    def test_forward_reads_no_values_on_the_host(self, lengths: str) -> None:
+        """It is graph-safe: all planning is `prepare`'s, once per batch and not per layer."""
+        spec, context = SPECS["grouped"], self.context()
+        backend, sequences = self.make_backend(context), make_sequences(SPECS["grouped"], LENGTHS[lengths], context)
+        cache = torch.zeros(backend.kv_shape(spec, sequences.num_blocks), dtype=context.dtype, device=context.device)
+        batch = sequences.batch(sequences.computed, sequences.scheduled, context.block_size)
+        metadata = backend.prepare(batch, [spec])
+        parts = (sequences.q, sequences.k, sequences.v)
+        q, k, v = (sequences.rows(part, sequences.computed, sequences.scheduled) for part in parts)
+        with HostReads() as reads:
+            backend.forward(spec, q, k, v, cache, metadata)
+        assert not reads.found, (
+            f"forward calls Tensor.{reads.found[0]}: plan in `prepare`, which is called once per batch"
+        )
+
+    def test_q_k_and_v_are_left_as_they_are(self) -> None:
+        spec, context = SPECS["grouped"], self.context()
+        backend, sequences = self.make_backend(context), make_sequences(SPECS["grouped"], ((0, 30), (0, 1)), context)
+        cache = torch.zeros(backend.kv_shape(spec, sequences.num_blocks), dtype=context.dtype, device=context.device)
+        metadata = backend.prepare(sequences.batch((0, 0), (30, 1), context.block_size), [spec])
+        given = [torch.cat(part) for part in (sequences.q, sequences.k, sequences.v)]
+        kept = [tensor.clone() for tensor in given]
+        backend.forward(spec, given[0], given[1], given[2], cache, metadata)
+        for before, after in zip(kept, given, strict=True):
+            assert torch.equal(before, after)
+
+    def test_a_prefix_shared_by_two_requests_is_read_by_both(self) -> None:
+        """Two block tables that begin with the same block, as after a prefix cache hit."""
+        spec, context = SPECS["grouped"], self.context()
+        sequences = make_sequences(spec, ((16, 5), (16, 9)), context)
+        k, v = ([part[0], torch.cat((part[0][:16], part[1][16:]))] for part in (sequences.k, sequences.v))
+        backend, tables = self.make_backend(context), [[4, 2], [4, 7]]
+        shape = backend.kv_shape(spec, 8)
+        cache = torch.full(shape, float("nan"), dtype=context.dtype, device=context.device)
+        first = batch_of([Share("a", [0] * 16, 0, 16, tables[0])], context.block_size)
+        backend.forward(spec, sequences.q[0][:16], k[0][:16], v[0][:16], cache, backend.prepare(first, [spec]))
+        shares = [Share("a", [0] * 21, 16, 5, tables[0]), Share("b", [0] * 25, 16, 9, tables[1])]
+        q, keys, values = (torch.cat([part[16:] for part in parts]) for parts in (sequences.q, k, v))
+        metadata = backend.prepare(batch_of(shares, context.block_size), [spec])
+        out = backend.forward(spec, q, keys, values, cache, metadata)
+        expected = [naive_attention(spec, sequences.q[i][16:].cpu(), k[i].cpu(), v[i].cpu(), 16) for i in range(2)]
+        torch.testing.assert_close(out.float().cpu(), torch.cat(expected), atol=2e-5, rtol=1e-3)
 
     def test_a_step_run_twice_gives_the_same(self) -> None:
         """KV writes are idempotent: the engine may repeat a failed step."""

@@ -1,8 +1,7 @@
-"""What every KV cache must do, as tests. A plugin's own test is five lines:
+"""What every KV cache must do, as tests::
 
-class TestMyCache(CacheContract, PrefixSharingContract):
-    def make_cache(self, num_blocks: int) -> KVCache:
-        return MyCache(MyCache.Settings(block_size=16), CacheContext(num_blocks, max_model_len=1024))
+class TestMine(CacheContract, PrefixSharingContract):  # the second where it provides "prefix_sharing"
+    component = Mine
 """
 
 from __future__ import annotations
@@ -11,14 +10,18 @@ from typing import Any
 
 import pytest
 
-from core.cache.kv_cache import KVCache
+from core.cache.kv_cache import CacheContext, KVCache
 from core.request import Request, SamplingParams
+from core.testing.contract import Contract
 from core.testing.fakes import make_request
 
 
-class _CacheTests:
+class CacheChecks(Contract):
+    """What checks of caches are made from; no checks itself."""
+
     def make_cache(self, num_blocks: int) -> KVCache:
-        raise NotImplementedError("a contract test says how its cache is made")
+        cache: KVCache = self.make(CacheContext(num_blocks, max_model_len=1024))
+        return cache
 
     def start(self, cache: KVCache, request: Request) -> int:
         """Admit a request and write the KV of all its tokens, as a scheduler does over some steps."""
@@ -41,7 +44,7 @@ class _CacheTests:
         return list(range(first, first + num_blocks * cache.block_size + extra))
 
 
-class CacheContract(_CacheTests):
+class CacheContract(CacheChecks):
     """Blocks are handed out whole, counted, and given back."""
 
     def test_allocate_gives_distinct_blocks_for_all_positions(self) -> None:
@@ -98,6 +101,36 @@ class CacheContract(_CacheTests):
             assert self.run(cache, make_request(f"r{index}", self.prompt(cache, 4, first=1000 * index))) == 0
             assert cache.num_free_blocks == cache.num_blocks
 
+    def test_a_block_that_may_still_be_written_is_nobody_elses(self) -> None:
+        """Equal prompts at the same time: what is not written yet, and what is written still, is not shared."""
+        cache = self.make_cache(32)
+        prompt = self.prompt(cache, 2, extra=3)
+        requests = [make_request(f"r{index}", prompt) for index in range(3)]
+        for request in requests:
+            cache.lookup(request)
+            assert cache.allocate(request, request.num_tokens)
+        written = [block for request in requests for block in request.block_table]
+        assert len(set(written)) == len(written), "two requests write to one block"
+        for request in requests:
+            request.num_computed_tokens = request.num_tokens
+            cache.commit(request)
+        late = make_request("late", prompt)
+        cache.lookup(late)
+        assert cache.allocate(late, late.num_tokens)
+        tails = [request.block_table[-1] for request in (*requests, late)]
+        assert len(set(tails)) == len(tails), "a block that is not full is shared"
+        cache.check()
+
+    @pytest.mark.parametrize("field", ["tenant", "cache_salt"])
+    def test_nothing_is_found_across_tenants_and_salts(self, field: str) -> None:
+        """A hit tells a stranger what another has asked (CVE-2025-46570)."""
+        cache = self.make_cache(64)
+        prompt = self.prompt(cache, 2, extra=1)
+        owners: list[dict[str, Any]] = [{field: "a"}, {field: "b"}, {}, {"tenant": "b", "cache_salt": "b"}]
+        for index, owner in enumerate(owners):
+            found = self.run(cache, make_request(f"r{index}", prompt, **owner))
+            assert found == 0, f"{found} tokens of another {field} are found"
+
     def test_reset_is_refused_while_a_request_holds_blocks(self) -> None:
         cache = self.make_cache(4)
         request = make_request("a", [1])
@@ -109,7 +142,7 @@ class CacheContract(_CacheTests):
         cache.check()
 
 
-class PrefixSharingContract(_CacheTests):
+class PrefixSharingContract(CacheChecks):
     """Equal prefixes are found, by those who may, once they are written."""
 
     def test_a_prefix_is_found_block_by_block(self) -> None:
@@ -206,6 +239,24 @@ class PrefixSharingContract(_CacheTests):
             cache.free(request)
             assert cache.num_free_blocks == 8
         cache.check()
+
+    def test_what_a_failed_request_wrote_is_not_found_again(self) -> None:
+        """`free` with `discard` forgets what the request wrote, and keeps what it had found."""
+        cache = self.make_cache(16)
+        prompt = self.prompt(cache, 3, extra=1)
+        good = make_request("good", prompt[: cache.block_size + 1])
+        self.run(cache, good)
+        failed, reader = make_request("failed", prompt), make_request("reader", prompt)
+        assert self.start(cache, failed) == cache.block_size
+        assert self.start(cache, reader) == 3 * cache.block_size
+        cache.free(failed, discard=True)
+        cache.check()
+        assert cache.num_free_blocks == 16 - 4, "whoever reads such a block keeps it"
+        cache.free(reader)
+        cache.free(failed, discard=True)
+        assert cache.num_free_blocks == 16
+        assert self.run(cache, make_request("again", prompt)) == cache.block_size
+        assert self.run(cache, make_request("and again", prompt)) == 3 * cache.block_size
 
     def test_reset_forgets(self) -> None:
         cache = self.make_cache(8)

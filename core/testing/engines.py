@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from core.batching import BatchBuilder
+from core.blueprint import Blueprint
 from core.cache.kv_cache import CacheContext, KVCache
 from core.cache.paged import PagedCache
 from core.engine import Engine
+from core.faults import Faults
 from core.model.interface import Executor
 from core.model.spec import ModelFiles, ModelSpec
-from core.pipeline import EnginePipeline
 from core.request import EngineRequest, SamplingParams
-from core.stages.completion import CompletionContext, Standard
+from core.stages.completion import Completion, CompletionContext, Standard
 from core.stages.decode import Decode, DecodeContext, Plain
-from core.stages.prefill import Chunked, PrefillContext
-from core.stages.scheduler import Scheduler, SchedulerContext
+from core.stages.prefill import Chunked, Prefill, PrefillContext
+from core.stages.scheduler import Scheduler, SchedulerContext, SchedulerSettings
 from core.testing.fakes import EOS_TOKEN_ID, VOCAB_SIZE
 from core.wire import EngineInfo
 
@@ -51,26 +54,41 @@ def scheduler_context(
 
 
 def make_engine(
-    scheduler: Scheduler, context: SchedulerContext, executor: Executor, spec: ModelSpec | None = None
+    scheduler: Callable[[Any, SchedulerContext], Scheduler],
+    settings: SchedulerSettings,
+    executor: Executor,
+    *,
+    spec: ModelSpec | None = None,
+    num_blocks: int = 64,
+    chunk_size: int = 64,
+    budget: int = 256,
+    cache: Callable[[], KVCache] | None = None,
+    prefill: Callable[[], Prefill] | None = None,
+    decode: Callable[[], Decode] | None = None,
+    completion: Completion | None = None,
+    faults: Faults | None = None,
 ) -> Engine:
-    spec = spec or fake_spec()
-    executor.allocate(context.cache.num_blocks)
-    pipeline = EnginePipeline(
+    """An engine around `scheduler(settings, context)`; what is not given is built in. `num_blocks`: also of a cache given."""
+    spec, faults = spec or fake_spec(), faults or Faults()
+    chunked = Chunked.Settings(chunk_size=chunk_size)
+    executor.allocate(num_blocks)
+    blueprint = Blueprint(
         model=spec,
-        scheduler=scheduler,
-        prefill=context.prefill,
-        decode=context.decode,
-        batch_builder=BatchBuilder(context.cache.block_size, MAX_MODEL_LEN),
         executor=executor,
-        completion=Standard(Standard.Settings(), CompletionContext(spec)),
-        cache=context.cache,
-        clock=context.clock,
+        completion=completion or Standard(Standard.Settings(), CompletionContext(spec)),
+        make_cache=cache or partial(paged_cache, num_blocks),
+        make_prefill=prefill or partial(Chunked, chunked, PrefillContext(budget)),
+        make_decode=decode or partial(Plain, Plain.Settings(), DecodeContext(MAX_MODEL_LEN)),
+        make_scheduler=partial(scheduler, settings),
+        limits=settings,
+        clock=faults.clock,
     )
+    pipeline = blueprint.build(faults)
     info = EngineInfo(
         model_name=spec.name,
         max_model_len=spec.max_model_len,
-        num_kv_blocks=context.cache.num_blocks,
-        block_size=context.cache.block_size,
+        num_kv_blocks=num_blocks,
+        block_size=pipeline.cache.block_size,
         dtype="float32",
         device="cpu",
     )

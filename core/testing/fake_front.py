@@ -9,18 +9,32 @@ from __future__ import annotations
 import asyncio
 import random
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from core.batch import TokenLogprobs
 from core.errors import RequestError
+from core.faults import ComponentName
+from core.guard import Guard
+from core.guarded_tools import GuardedToolParser
+from core.incidents import Incidents
 from core.model.spec import ModelFiles, ModelSpec
 from core.model.tokenizer import Tokenizer
-from core.outputs import CompletionOutput, RequestOutput, RequestRecord, StepStats, Timings, Usage
+from core.outputs import (
+    CompletionOutput,
+    PluginIncident,
+    RequestOutput,
+    RequestRecord,
+    StepStats,
+    Timings,
+    Usage,
+)
 from core.request import FinishReason, SamplingParams
 from core.stages.frontend import Deltas, GenerateRequest, Health, Load
 from core.stages.renderer import ChatPrompt, Prompt, RenderedPrompt, TextPrompt
+from core.stages.tool_parser import NoTools, ToolParser, ToolParserContext
 from core.testing.tokenizers import byte_level_bpe
 
 WORDS = [
@@ -100,14 +114,17 @@ def chat_text(prompt: ChatPrompt) -> str:
         raise RequestError("unknown template argument", param="chat_template_kwargs")
     if any(message["role"] == "system" for message in prompt.messages[1:]):
         raise RequestError("System message must come first", param="messages", code="template_error")
-    turns = [f"<|im_start|>{message['role']}\n{_content(message['content'])}" for message in prompt.messages]
-    text = "<|im_end|>\n".join(turns)
+    turns = [f"<|im_start|>{message['role']}\n{_content(message)}" for message in prompt.messages]
+    text = "<|im_end|>\n".join([*(str(tool) for tool in prompt.tools or ()), *turns])
     if prompt.continue_final_message:
         return text
     return text + "<|im_end|>\n" + ("<|im_start|>assistant\n" if prompt.add_generation_prompt else "")
 
 
-def _content(content: str | Sequence[dict[str, str]]) -> str:
+def _content(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    if content is None:
+        return str(message["tool_calls"])
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
@@ -124,6 +141,11 @@ class FakeFront:
     aborted: list[str] = field(default_factory=list)
     refuse: Exception | None = None  # raised at admission
     prefix_cache_resets: int = 0
+    parser: ToolParser | None = None  # instead of `tool_parser: none`
+    quarantine_after: int = 3
+    block_timeout: float = 5.0
+    reported: list[PluginIncident] = field(default_factory=list)  # of other components
+    _incidents: Incidents = field(default_factory=Incidents)
     _spec: ModelSpec | None = None
     _renderer: FakeRenderer | None = None
 
@@ -147,6 +169,16 @@ class FakeFront:
             tokenizer = byte_level_bpe()
             self._renderer = FakeRenderer(tokenizer, tokenizer.vocab_size)
         return self._renderer
+
+    @property
+    def tool_parser(self) -> GuardedToolParser:
+        parser = self.parser or NoTools(NoTools.Settings(), ToolParserContext(self.model, ("hermes",)))
+        name = ComponentName("tool_parser", "fake", "fake, fake 1.0")
+        guard = Guard(name, self._incidents, self.block_timeout, (RequestError,), self.quarantine_after)
+        return GuardedToolParser(parser, guard)
+
+    def incidents(self) -> tuple[PluginIncident, ...]:
+        return (*self.reported, *self._incidents.latest())
 
     async def render(self, prompt: Prompt) -> RenderedPrompt:
         return await asyncio.to_thread(self.renderer.render, prompt)
@@ -174,6 +206,9 @@ class FakeFront:
     async def reset_prefix_cache(self) -> bool:
         self.prefix_cache_resets += 1
         return not self.open
+
+    async def flush_observers(self) -> None:
+        """`observer` is called at once."""
 
 
 class FakeAnswer:

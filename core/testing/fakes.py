@@ -6,6 +6,7 @@ a function of what it read, so a wrong block, slot, hit or roll-back changes the
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,11 @@ def make_request(request_id: str, prompt_token_ids: Sequence[int], max_tokens: i
     """A request that only `max_tokens` ends, unless `params` is given among the fields of `Request`."""
     params = fields.pop("params", SamplingParams(max_tokens=max_tokens, ignore_eos=True))
     return Request(request_id, list(prompt_token_ids), params, **fields)
+
+
+def snapshot(request: Request) -> dict[str, Any]:
+    """What a request holds now, lists copied: for stages that may read it and change nothing."""
+    return {name: copy.copy(getattr(request, name)) for name in Request.__slots__}
 
 
 def next_token(seed: int, choice: int, position: int, previous_ids: npt.NDArray[np.int64]) -> int:

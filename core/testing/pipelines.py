@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from core.assembly import build_front, make_engine, read_model
@@ -67,8 +67,8 @@ class RunningPipeline:
         spec = read_model(session.settings)
         self.client = InlineClient(self._make_engine, probe_timeout=600.0, close_timeout=60.0)
         pipeline = build_front(session.description, session.settings, session.plugins, spec, self._num_kv_slots)
-        observers = (*pipeline.step_observers, self._keep)
-        self.front = Front(replace(pipeline, step_observers=observers), self.client, time.monotonic)
+        pipeline.observers.add_taps([self._keep])
+        self.front = Front(pipeline, self.client, time.monotonic)
 
     @property
     def engine(self) -> Engine:
@@ -76,7 +76,7 @@ class RunningPipeline:
         return self._engine
 
     def _make_engine(self) -> Engine:
-        engine = make_engine(self.session.settings, self.session.plugins)
+        engine = make_engine(self.session.settings, self.session.plugins, description=self.session.description)
         assert isinstance(engine, Engine)
         self._engine = engine
         return engine

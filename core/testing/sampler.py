@@ -1,10 +1,8 @@
-"""Contract suite of stage 7. A sampler's author subclasses `SamplerContract`, gives `make_sampler`, and runs pytest.
+"""What every sampler must do, as tests::
 
     class TestMine(SamplerContract):
+        component = Mine
         provides = frozenset({"temperature", "logprobs"})  # as in its Component
-
-        def make_sampler(self, model):
-            return Mine(Mine.Settings(), SamplerContext(model))
 
 Tests of a parameter run where `provides` names it. Random results are judged by their frequencies and
 by reproducibility, so a sampler may use any random stream.
@@ -13,7 +11,7 @@ by reproducibility, so a sampler may use any random stream.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pytest
@@ -23,7 +21,9 @@ from numpy.typing import NDArray
 from core.batch import PromptRows, SampledRow, SamplerOutput, SamplingMetadata
 from core.model.spec import ModelSpec
 from core.request import SamplingParams
-from core.stages.sampler import Sampler
+from core.stages.logits_processor import NoProcessors
+from core.stages.sampler import Sampler, SamplerContext
+from core.testing.contract import Contract
 from core.testing.sampler_reference import ReferenceSampler, spec_of
 
 VOCAB = 301  # not a multiple of any block size
@@ -85,20 +85,35 @@ def assert_frequencies(counts: NDArray[np.int64], probabilities: NDArray[np.floa
     assert statistic <= limit, f"chi-square {statistic:.1f} over {limit:.1f} for {freedom} degrees of freedom"
 
 
-class SamplerContract:
-    provides: frozenset[str]
+class Boost(NoProcessors):
+    """A chain that makes one id the likeliest of some requests."""
 
+    def __init__(self, request_ids: Collection[str], token_id: int):
+        self._request_ids = request_ids
+        self._token_id = token_id
+        self.forgotten: list[str] = []
+
+    def touches(self, rows: Sequence[SampledRow]) -> Sequence[int]:
+        return [index for index, row in enumerate(rows) if row.request_id in self._request_ids]
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
+        for index in self.touches(rows):
+            logits[index, self._token_id] += 50.0
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        self.forgotten += request_ids
+
+
+class SamplerContract(Contract):
     def make_sampler(self, model: ModelSpec) -> Sampler:
-        raise NotImplementedError("give make_sampler(model) -> Sampler")
+        sampler: Sampler = self.make(SamplerContext(model))
+        return sampler
 
     def build(self, *needed: str, vocab_size: int = VOCAB) -> tuple[Sampler, ModelSpec]:
+        self.needs(*needed)
         unusable = UNUSABLE if vocab_size == VOCAB else frozenset[int]()
         model = spec_of(vocab_size, EOS, unusable)
-        sampler = self.make_sampler(model)
-        missing = set(needed) - self.provides
-        if missing:
-            pytest.skip(f"the sampler does not provide {', '.join(sorted(missing))}")
-        return sampler, model
+        return self.make_sampler(model), model
 
     def compare(
         self, sampler: Sampler, model: ModelSpec, logits: torch.Tensor, rows: Sequence[SampledRow]
@@ -154,7 +169,7 @@ class SamplerContract:
         assert all(found.errors.values())
 
     def test_drafts_are_accepted_up_to_the_first_difference(self) -> None:
-        sampler, _ = self.build()
+        sampler, _ = self.build("drafts")
         logits = torch.zeros(8, VOCAB)
         for row, token_id in enumerate([10, 11, 12, 13, 20, 21, 30, 31]):
             logits[row, token_id] = 5.0
@@ -270,7 +285,14 @@ class SamplerContract:
         ]
         metadata = SamplingMetadata((0,), (make_row("p", EDITS.get("repetition_penalty", GREEDY)),), tuple(parts))
         found = sampler.sample(logits.clone(), metadata)
-        for part in parts[:2]:
+        self._check_prompt_rows(model, logits, parts[:2], found)
+        assert found.errors.keys() == {"bad"}
+        assert "p" in found.token_ids
+
+    def _check_prompt_rows(
+        self, model: ModelSpec, logits: torch.Tensor, parts: Sequence[PromptRows], found: SamplerOutput
+    ) -> None:
+        for part in parts:
             for given, row, target in zip(
                 found.prompt_logprobs[part.request_id], part.rows, part.target_ids, strict=True
             ):
@@ -278,5 +300,29 @@ class SamplerContract:
                 assert (given.token_id, given.rank) == (target, wanted.rank)
                 assert [i for i, _ in given.top] == [i for i, _ in wanted.top]
                 assert given.logprob == pytest.approx(wanted.logprob, abs=1e-4)
-        assert found.errors.keys() == {"bad"}
-        assert "p" in found.token_ids
+
+    def test_processors_edit_their_rows_before_the_draw(self) -> None:
+        model = spec_of(VOCAB, EOS, UNUSABLE)
+        chain = Boost({"a", "c"}, token_id=77)
+        self.needs("logits_processors")
+        sampler: Sampler = self.make(SamplerContext(model, processors=chain))
+        logits = make_logits(4, seed=6)
+        best = logits[:, :298].argmax(-1).tolist()
+        params = SamplingParams(temperature=0.0, logprobs=2) if "logprobs" in self.provides else GREEDY
+        rows = [make_row(name, params) for name in "abcd"]
+        found = sampler.sample(logits.clone(), metadata_of(rows))
+        assert dict(found.token_ids) == {"a": (77,), "b": (best[1],), "c": (77,), "d": (best[3],)}
+        for index, row in enumerate(rows if "logprobs" in self.provides else ()):
+            wanted = ReferenceSampler(model).logprobs(logits[index].numpy(), found.token_ids[row.request_id][0], 2)
+            (given,) = found.logprobs[row.request_id]
+            assert given.logprob == pytest.approx(wanted.logprob, abs=1e-4), "log-probabilities are the model's own"
+        sampler.forget(["a", "b"])
+        assert chain.forgotten == ["a", "b"], "the processors are not told which requests ended"
+
+    def test_rows_are_left_as_they_are(self) -> None:
+        """Their lists are the requests' own."""
+        sampler, _ = self.build()
+        rows = [make_row(f"r{index}") for index in range(3)]
+        before = [(list(row.prompt_token_ids), list(row.output_token_ids)) for row in rows]
+        sampler.sample(make_logits(3), metadata_of(rows))
+        assert [(row.prompt_token_ids, row.output_token_ids) for row in rows] == before

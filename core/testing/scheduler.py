@@ -1,9 +1,7 @@
-"""What every scheduler must do, as tests. A plugin's own test is five lines:
+"""What every scheduler must do, as tests::
 
     class TestMine(SchedulerContract):
-        def make_scheduler(self, context: SchedulerContext, limits: Limits) -> Scheduler:
-            tokens, reqs = limits.max_num_scheduled_tokens, limits.max_num_running_reqs
-            return Mine(Mine.Settings(max_num_scheduled_tokens=tokens, max_num_running_reqs=reqs), context)
+        component = Mine
 
 `FakeEngine` checks budgets, blocks, token counts, progress and single endings after every step of every test here, and
 the fake model makes each output depend on each block and position that was read.
@@ -12,35 +10,35 @@ the fake model makes each output depend on each block and position that was read
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Final
 
 import pytest
 
 from core.batch import Verdict
-from core.cache.kv_cache import CacheContext
-from core.cache.paged import PagedCache
-from core.request import FinishReason, Request, SamplingParams
-from core.stages.decode import Decode, DecodeContext, Plain
+from core.request import FinishReason, SamplingParams
+from core.stages.decode import Decode
 from core.stages.prefill import Chunked, Prefill, PrefillContext, Whole
 from core.stages.scheduler import Counts, Scheduler, SchedulerContext
-from core.testing.fakes import (
-    FakeClock,
-    FakeDrafts,
-    FakeEngine,
-    Limits,
-    assert_right_output,
-    expected_ids,
-    make_request,
-)
+from core.testing.clocks import trap_clocks
+from core.testing.contract import Contract
+from core.testing.fakes import FakeDrafts, FakeEngine, Limits, assert_right_output, expected_ids, make_request
+from core.testing.scheduling import BLOCK_SIZE, assert_complete, fake_engine, random_requests
 
-BLOCK_SIZE: Final = 16
 OVERLAP = pytest.mark.parametrize("num_in_flight", [0, 1, 2], ids=["synchronous", "overlap", "deep overlap"])
 
 
-class _SchedulerTests:
+class SchedulerChecks(Contract):
+    """What checks of schedulers are made from; no checks itself."""
+
+    random_requests = staticmethod(random_requests)
+    assert_complete = staticmethod(assert_complete)
+
     def make_scheduler(self, context: SchedulerContext, limits: Limits) -> Scheduler:
-        raise NotImplementedError("a contract test says how its scheduler is made")
+        scheduler: Scheduler = self.make(
+            context,
+            max_num_scheduled_tokens=limits.max_num_scheduled_tokens,
+            max_num_running_reqs=limits.max_num_running_reqs,
+        )
+        return scheduler
 
     def make_engine(
         self,
@@ -54,38 +52,22 @@ class _SchedulerTests:
         prefix_caching: bool = True,
     ) -> FakeEngine:
         limits = limits or Limits()
-        settings = PagedCache.Settings(block_size=BLOCK_SIZE, enable_prefix_caching=prefix_caching)
-        cache = PagedCache(settings, CacheContext(num_blocks, limits.max_model_len))
         prefill_context = PrefillContext(limits.max_num_scheduled_tokens)
         prefill: Prefill = Chunked(Chunked.Settings(chunk_size=chunk_size), prefill_context)
         if whole:
             prefill = Whole(Whole.Settings(), prefill_context)
-        decode = decode or Plain(Plain.Settings(), DecodeContext(limits.max_model_len))
-        context = SchedulerContext(cache, prefill, decode, FakeClock(), limits.max_model_len)
-        return FakeEngine(self.make_scheduler(context, limits), cache, limits, num_in_flight)
-
-    def random_requests(self, rng: random.Random, count: int, max_tokens: int = 40) -> list[Request]:
-        """Prompts of 1 to 90 tokens, many with a common head."""
-        head = [rng.randrange(50) for _ in range(48)]
-        return [
-            make_request(
-                f"r{index}",
-                head[: rng.choice([0, 16, 32, 48])] + [rng.randrange(50) for _ in range(rng.randint(1, 42))],
-                rng.randint(1, max_tokens),
-                seed=rng.randrange(5),
-                tenant=rng.choice(["", "t"]),
-            )
-            for index in range(count)
-        ]
-
-    def assert_complete(self, engine: FakeEngine, requests: Sequence[Request]) -> None:
-        for request in requests:
-            assert engine.ended[request.request_id] is request
-            assert request.finish_reason is FinishReason.LENGTH
-            assert_right_output(request)
+        return fake_engine(
+            num_blocks,
+            limits,
+            scheduler=self.make_scheduler,
+            prefill=prefill,
+            decode=decode,
+            num_in_flight=num_in_flight,
+            prefix_caching=prefix_caching,
+        )
 
 
-class SchedulerContract(_SchedulerTests):
+class SchedulerContract(SchedulerChecks):
     @OVERLAP
     @pytest.mark.parametrize("num_blocks", [9, 13, 30, 200])
     @pytest.mark.parametrize("options", [{}, {"whole": True}, {"prefix_caching": False}], ids=str)
@@ -116,6 +98,7 @@ class SchedulerContract(_SchedulerTests):
     @pytest.mark.parametrize("num_wrong", [0, 1, 3])
     @pytest.mark.parametrize("num_blocks", [9, 60])
     def test_rejected_drafts_are_rolled_back(self, num_wrong: int, num_blocks: int) -> None:
+        self.needs("drafts")
         engine = self.make_engine(num_blocks, decode=FakeDrafts(3, num_wrong))
         requests = self.random_requests(random.Random(num_wrong), 12)
         engine.add(*requests)
@@ -124,6 +107,7 @@ class SchedulerContract(_SchedulerTests):
 
     @pytest.mark.parametrize("num_blocks", [9, 60])
     def test_drafts_in_flight_wait_for_their_verdict(self, num_blocks: int) -> None:
+        self.needs("drafts")
         rng = random.Random(3)
         engine = self.make_engine(num_blocks, decode=FakeDrafts(3, 1))
         requests = self.random_requests(rng, 16)
@@ -315,6 +299,26 @@ class SchedulerContract(_SchedulerTests):
         engine.drain()
         self.assert_complete(engine, [good])
 
+    def test_what_a_failed_request_wrote_is_not_shared(self) -> None:
+        """It may be NaN: the blocks of a request that ends with an error are freed with `discard`."""
+        engine = self.make_engine(chunk_size=16)
+        engine.scheduler.add(make_request("bad", [1] * 64, 4))
+        engine.scheduler.update(engine.scheduler.schedule(), {})
+        output = engine.scheduler.schedule()
+        engine.scheduler.update(output, {"bad": Verdict((), FinishReason.ERROR)})
+        assert engine.cache.lookup(make_request("probe", [1] * 64)) == 0
+
+    @pytest.mark.parametrize("num_blocks", [9, 60])
+    def test_a_request_that_comes_with_output_goes_on(self, num_blocks: int) -> None:
+        """After a failure of a scheduler its requests are added to a new one: like preempted ones, but new to it."""
+        engine = self.make_engine(num_blocks)
+        requests = self.random_requests(random.Random(8), 12)
+        for index, request in enumerate(requests):
+            request.append_output(expected_ids(request)[: index % request.params.max_tokens])
+        engine.add(*requests)
+        engine.drain()
+        self.assert_complete(engine, requests)
+
     def test_ids_in_flight_stop_at_max_tokens(self) -> None:
         """With a step in flight nothing is planned beyond the last token that a request may have."""
         engine = self.make_engine(num_in_flight=1)
@@ -322,6 +326,30 @@ class SchedulerContract(_SchedulerTests):
         counts = [len(engine.step().scheduled) for _ in range(5)]
         assert counts == [1, 1, 1, 1, 0]
         assert engine.ended["a"].output_token_ids == expected_ids(engine.ended["a"])
+
+    def test_nobody_starves_while_equals_come_and_go(self) -> None:
+        """One request among a steady stream of others just like it gets its turn."""
+        engine = self.make_engine(60, Limits(max_num_running_reqs=2))
+        first = [make_request(f"first{index}", [index] * 8, 4) for index in range(8)]
+        engine.add(*first)
+        for index in range(400):
+            engine.add(make_request(f"later{index}", [index % 50] * 8, 4))
+            while len(engine.requests) >= 9:
+                engine.step()
+        starved = [request.request_id for request in first if not request.is_finished]
+        assert not starved, f"{starved} waited while {len(engine.ended)} others came and went"
+        engine.drain()
+
+    def test_no_clock_is_read_but_the_injected_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = self.make_engine(9)
+        called = trap_clocks(monkeypatch, type(engine.scheduler))
+        requests = self.random_requests(random.Random(4), 8)
+        engine.add(*requests)
+        engine.step()
+        engine.abort(requests[0].request_id)
+        engine.drain()
+        monkeypatch.undo()
+        assert not called, f"the scheduler reads {called[0]}; SchedulerContext.clock is the only clock it may read"
 
     def test_a_message_that_comes_twice_counts_once(self) -> None:
         engine = self.make_engine()
@@ -332,7 +360,7 @@ class SchedulerContract(_SchedulerTests):
         self.assert_complete(engine, [request])
 
 
-class ArrivalOrderContract(_SchedulerTests):
+class ArrivalOrderContract(SchedulerChecks):
     """For schedulers that promise first come, first served."""
 
     @OVERLAP

@@ -12,6 +12,7 @@ from typing import Any, cast
 import httpx
 
 from core.assembly import build_frontend
+from core.metrics import Metrics
 from core.session import served_names
 from core.stages.frontend import FrontendContext
 from core.testing.pipelines import RunningPipeline, running
@@ -46,7 +47,7 @@ class ServedPipeline:
                 front=pipeline.front,
                 description=session.description,
                 served_names=served_names(session.settings, pipeline.front.model),
-                metrics=session.plugins.plugin_object("core.metrics"),
+                metrics=pipeline.front.observers.find(Metrics),
             )
             frontend = cast(NetworkFrontend, build_frontend(session.description, context))
             self._pipeline, self._frontend = pipeline, frontend

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import psutil
 
@@ -197,16 +197,23 @@ def metric(exposition: str, name: str, **labels: str) -> float:
     return total
 
 
-def install_plugin(folder: Path, name: str, sources: Sequence[Path]) -> dict[str, str]:
+def install_plugin(
+    folder: Path, name: str, sources: Sequence[Path], files: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
     """Lay a plugin out as an installed distribution `name` 1.0; returns the environment that shows it.
 
-    What a wheel leaves behind: modules (the first holds the hooks) and a `.dist-info` with the entry point, in a folder
-    on the module path.
+    What a wheel leaves behind: modules (the first holds the hooks), further `files` (path -> text) and a `.dist-info` with
+    the entry point and the list of all these, in a folder on the module path.
     """
     info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     for source in sources:
         shutil.copy(source, folder)
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    brought = [*(source.name for source in sources), *files]
+    (info / "RECORD").write_text("".join(f"{path},,\n" for path in brought), encoding="utf-8")
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
     (info / "entry_points.txt").write_text(f"[nonet.plugins]\n{name} = {sources[0].stem}\n", encoding="utf-8")
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))}

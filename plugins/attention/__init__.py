@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from core.hookspecs import Component, hookimpl
+from core.hookspecs import API_VERSION, Component, hookimpl
+
+NONET_API = API_VERSION
 
 
 @hookimpl
@@ -14,4 +16,6 @@ def provide_attentions() -> Iterable[Component]:
         "plugins.attention.torch_sdpa:TorchSdpa",
         "torch scaled-dot-product attention over gathered blocks, on any device",
         settings="plugins.attention.settings:TorchSdpaSettings",
+        provides=("sliding_window", "softcap"),
+        accepts={"device": ("cpu", "cuda"), "kv_dtype": ("float32", "bfloat16", "float16")},
     )

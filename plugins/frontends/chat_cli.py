@@ -13,12 +13,13 @@ from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.patch_stdout import patch_stdout
-from pydantic import Field, ValidationError, field_validator
+from pydantic import ValidationError
 
 from core.errors import EngineDeadError, NonetError, near_matches
 from core.outputs import RequestOutput
 from core.stages.frontend import FrontendContext, GenerateRequest
 from core.stages.renderer import ChatPrompt
+from plugins.frontends.chat_settings import ChatSettings
 from plugins.frontends.sampling_fields import SamplingFields
 
 HELP = """/system TEXT      set the system message (empty: none); starts the chat anew
@@ -30,28 +31,17 @@ HELP = """/system TEXT      set the system message (empty: none); starts the cha
 /help             this list
 /exit             leave (or Ctrl-D)"""
 
-SETTABLE = tuple(name for name in SamplingFields.model_fields if name not in ("n", "logprobs"))  # those two are refused
+NOT_SET = ("n", "logprobs", "logits_processors")  # two that are refused, and one that a line cannot hold
+SETTABLE = tuple(name for name in SamplingFields.model_fields if name not in NOT_SET)
 CLEARED: dict[str, Any] = {"stop": (), "stop_token_ids": ()}  # what null means where a field cannot be null
 
 
 class ChatCli:
     """Config group `frontend`. Reads lines from the terminal, or from a pipe."""
 
-    class Settings(SamplingFields):
-        system: str | None = None
-        temperature: float = Field(default=0.2, ge=0, le=100)  # small quantized models ramble at the usual 0.7
-        top_p: float = Field(default=0.9, gt=0, le=1)
-        max_tokens: int | None = Field(default=1024, ge=1)
-        n: int = Field(default=1, ge=1, le=1, description="a conversation has one reply")
+    Settings = ChatSettings
 
-        @field_validator("logprobs")
-        @classmethod
-        def _not_shown(cls, value: int | None) -> int | None:
-            if value is not None:
-                raise ValueError("a terminal chat shows no log-probabilities; use generate input=file.jsonl")
-            return value
-
-    def __init__(self, settings: Settings, context: FrontendContext):
+    def __init__(self, settings: ChatSettings, context: FrontendContext):
         self._fields = settings
         self._front = context.front
         self._messages: list[dict[str, str]] = []

@@ -29,9 +29,13 @@ class SamplingFields(BaseModel):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = Field(default=None, ge=0, le=20)
+    logits_processors: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="what a request sends to logits processors, by name: {dry: {multiplier: 0.8}}"
+    )
 
     def params(self) -> SamplingParams:
         values: dict[str, Any] = {name: getattr(self, name) for name in SamplingFields.model_fields}
         values["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
         values.pop("max_tokens")  # admission resolves it from GenerateRequest.max_tokens
+        values["extra"] = values.pop("logits_processors")
         return SamplingParams(**values)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from core.hookspecs import Component, hookimpl
+from core.hookspecs import API_VERSION, Component, hookimpl
+
+NONET_API = API_VERSION
 
 
 @hookimpl

@@ -26,7 +26,7 @@ class Columns:
     truncated: Mapping[int, NDArray[np.int64]]  # by the number of candidates to fetch first
     masks: Masks
     penalised: tuple[int, ...]
-    edited: tuple[int, ...]  # rows whose logits are not the model's when the token is chosen
+    edited: tuple[int, ...]  # rows whose logits the sampler itself changes before the token is chosen
     with_logprobs: tuple[int, ...]
 
     def fits(self, rows: Sequence[SampledRow]) -> bool:
@@ -36,9 +36,7 @@ class Columns:
         return all(row.params is p or row.params == p for row, p in zip(rows, self.params, strict=True))
 
 
-def build_columns(
-    rows: Sequence[SampledRow], eos: frozenset[int], vocab_size: int, first_candidates: int, device: str
-) -> Columns:
+def build_columns(rows: Sequence[SampledRow], vocab_size: int, first_candidates: int, device: str) -> Columns:
     params = tuple(row.params for row in rows)
     # a huge temperature is the uniform distribution; past this bound float32 would make it 0/0
     temperature = np.array([min(max(p.temperature, 1e-5), 1e30) for p in params], dtype=np.float64)
@@ -47,7 +45,7 @@ def build_columns(
     min_p = np.array([max(p.min_p, 0.0) for p in params], dtype=np.float64)
     greedy = np.array([p.greedy for p in params], dtype=bool)
     cut = (top_k < vocab_size) | (top_p < 1.0) | (min_p > 0.0)
-    masks = build_masks(params, eos, vocab_size, device)
+    masks = build_masks(params, vocab_size, device)
     penalised = tuple(index for index, p in enumerate(params) if has_penalties(p))
     return Columns(
         params=params,

@@ -8,13 +8,15 @@ import torch
 
 from core.batch import SamplerOutput, SamplingMetadata
 from core.stages.sampler import SamplerContext
+from plugins.samplers.bad_rows import After, BadRows, bad_among, bad_peaks
 from plugins.samplers.candidates import block_maxima, first_maximum
 from plugins.samplers.settings import GreedySettings
-from plugins.samplers.verify import NO_TOKEN, bad_rows, blank_index, keep_accepted, sampled_logits
+from plugins.samplers.verify import NO_TOKEN, blank_index, keep_accepted, mask_blank, sampled_logits
 
 
 class Greedy:
-    """Argmax of every row, the lowest id among equals; speculation is verified, nothing is kept between steps.
+    """Argmax of every row, the lowest id among equals, after the logits processors; speculation is verified, nothing is kept
+    between steps.
 
     It provides no sampling parameter: a request that asks for one is refused.
     A seed needs no support, since the answer is the same without it.
@@ -24,22 +26,31 @@ class Greedy:
 
     def __init__(self, settings: GreedySettings, context: SamplerContext):
         self._blank = blank_index(context.model.unusable_token_ids, context.model.vocab_size, context.device)
+        self._processors = context.processors
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         if not metadata.rows:
             return SamplerOutput({})
         rows = sampled_logits(logits, metadata.sampled_rows)
-        if self._blank is not None:
-            rows[:, self._blank] = float("-inf")
+        mask_blank(rows, self._blank)
+        bad = BadRows()
+        touched = self._processors.touches(metadata.rows)
+        if touched:
+            bad.add(bad_among(rows, touched), After.MODEL)
+            self._processors.apply(rows, metadata.rows)
+            mask_blank(rows, self._blank)
         maxima = block_maxima(rows)
-        bad = bad_rows(maxima.amax(-1), "at this position")
+        peaks = bad_peaks(maxima.amax(-1))
+        bad.add(peaks, After.PROCESSORS, only=touched)
+        bad.add(peaks, After.MODEL)
         token_ids = first_maximum(rows, maxima).tolist()
         for row in bad:
             token_ids[row] = NO_TOKEN
         kept = keep_accepted(metadata.rows, token_ids, bad)
         chosen = {request_id: tuple(token_ids[row] for row in rows) for request_id, rows in kept.rows.items()}
-        return SamplerOutput(chosen, errors=kept.errors)
+        return SamplerOutput(chosen, errors=bad.errors(kept, metadata.rows, self._processors))
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Nothing is kept."""
+        """Nothing is kept here."""
+        self._processors.forget(request_ids)

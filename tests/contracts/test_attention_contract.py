@@ -1,13 +1,12 @@
-"""The built-in attention backends keep the contract that third parties test theirs with."""
+"""The built-in attention backend keeps the contract, in 16-bit types too."""
 
 from __future__ import annotations
 
-from core.model.interface import AttentionBackend, AttentionContext
 from core.testing.attention import AttentionContract
-from plugins.attention.settings import TorchSdpaSettings
+from core.testing.suites import words_of
 from plugins.attention.torch_sdpa import TorchSdpa
 
 
 class TestTorchSdpa(AttentionContract):
-    def make_backend(self, context: AttentionContext) -> AttentionBackend:
-        return TorchSdpa(TorchSdpaSettings(), context)
+    component = TorchSdpa
+    provides = words_of("attention", "torch_sdpa")

@@ -14,17 +14,10 @@ from pydantic import ValidationError
 from core.request import FinishReason, Request, RequestStatus
 from core.scheduling.policy import Policy, QueueSettings
 from core.scheduling.queue_scheduler import QueueScheduler
-from core.stages.scheduler import Scheduler, SchedulerContext
+from core.stages.scheduler import SchedulerContext
 from core.testing.fakes import FakeDrafts, FakeEngine, Limits, assert_right_output, make_request
-from core.testing.scheduler import ArrivalOrderContract, SchedulerContract, _SchedulerTests
+from core.testing.scheduler import ArrivalOrderContract, SchedulerChecks, SchedulerContract
 from plugins.schedulers.fcfs import Fcfs
-
-
-def make_fcfs(context: SchedulerContext, limits: Limits) -> Fcfs:
-    settings = Fcfs.Settings(
-        max_num_scheduled_tokens=limits.max_num_scheduled_tokens, max_num_running_reqs=limits.max_num_running_reqs
-    )
-    return Fcfs(settings, context)
 
 
 def pin(engine: FakeEngine, request: Request) -> Request:
@@ -38,8 +31,8 @@ def pin(engine: FakeEngine, request: Request) -> Request:
 
 
 class TestFcfs(SchedulerContract, ArrivalOrderContract):
-    def make_scheduler(self, context: SchedulerContext, limits: Limits) -> Scheduler:
-        return make_fcfs(context, limits)
+    component = Fcfs
+    provides = frozenset({"drafts"})
 
     def test_a_preemption_that_gains_nothing_is_not_done(self) -> None:
         """The victim's blocks are all held by another too (bug J3)."""
@@ -156,11 +149,13 @@ class HighestFirst(Policy):
 class TestDisplacingPolicy(SchedulerContract):
     """The mechanism under a policy that reorders and displaces."""
 
-    def make_scheduler(self, context: SchedulerContext, limits: Limits) -> Scheduler:
-        queue_settings = QueueSettings(
-            max_num_scheduled_tokens=limits.max_num_scheduled_tokens, max_num_running_reqs=limits.max_num_running_reqs
-        )
-        return QueueScheduler(queue_settings, context, HighestFirst())
+    provides = frozenset({"drafts"})
+
+    class component(QueueScheduler):
+        Settings = QueueSettings
+
+        def __init__(self, settings: QueueSettings, context: SchedulerContext):
+            super().__init__(settings, context, HighestFirst())
 
     @pytest.mark.parametrize(
         ("num_blocks", "max_running"), [(7, 8), (60, 2), (7, 2)], ids=["blocks lack", "slots lack", "both lack"]
@@ -205,7 +200,7 @@ class TestDisplacingPolicy(SchedulerContract):
         self.assert_complete(engine, requests)
 
 
-class TestWithoutVictims(_SchedulerTests):
+class TestWithoutVictims(SchedulerChecks):
     """A policy that never lets anyone give way still cannot stop the engine."""
 
     class Stubborn(Policy):
@@ -214,10 +209,11 @@ class TestWithoutVictims(_SchedulerTests):
         def victims(self, request: Request, running: Sequence[Request]) -> Sequence[Request]:
             return ()
 
-    def make_scheduler(self, context: SchedulerContext, limits: Limits) -> Scheduler:
-        return QueueScheduler(
-            QueueSettings(max_num_scheduled_tokens=64, max_num_running_reqs=8), context, self.Stubborn()
-        )
+    class component(QueueScheduler):
+        Settings = QueueSettings
+
+        def __init__(self, settings: QueueSettings, context: SchedulerContext):
+            super().__init__(settings, context, TestWithoutVictims.Stubborn())
 
     def test_when_all_lack_blocks_the_first_gets_the_pool(self) -> None:
         engine = self.make_engine(7)
@@ -232,6 +228,10 @@ class TestWithoutVictims(_SchedulerTests):
         self.assert_complete(engine, requests)
 
 
+class FcfsEngines(SchedulerChecks):
+    component = Fcfs
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Arrivals, steps and aborts in any order; `FakeEngine` checks the invariants after each step."""
 
@@ -244,9 +244,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         whole=st.booleans(),
     )
     def start(self, num_blocks: int, budget: int, max_running: int, overlap: bool, drafts: bool, whole: bool) -> None:
-        builder = _SchedulerTests()
-        builder.make_scheduler = make_fcfs  # type: ignore[method-assign]
-        self.engine: FakeEngine = builder.make_engine(
+        self.engine: FakeEngine = FcfsEngines().make_engine(
             num_blocks,
             Limits(budget, max_running, max_model_len=200),
             num_in_flight=int(overlap),

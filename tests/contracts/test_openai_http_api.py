@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from core.batch import TokenLogprobs
 from core.errors import EngineDeadError, GenerationError, OverloadedError, RequestError
 from core.metrics import Metrics
+from core.observers import ObserverContext
 from core.pipeline import PipelineDescription
 from core.request import FinishReason
 from core.stages.frontend import FrontendContext
@@ -30,7 +31,7 @@ COMPLETIONS = "/v1/completions"
 def server():
     """One server for the module; each test writes a script into its front."""
     front = FakeFront()
-    metrics = Metrics()
+    metrics = Metrics(Metrics.Settings(), ObserverContext(front.model, PipelineDescription(())))
     front.observer = metrics.request_finished
     context = FrontendContext(front, PipelineDescription(()), ("fake-model", "alias"), metrics)
     settings = OpenAIHttp.Settings(port=0, admin=True, keep_alive_seconds=0.1)
@@ -412,7 +413,7 @@ def test_tokenize_and_back(client):
 
 def test_small_endpoints(client, front):
     assert client.get("/version").json()["version"]
-    assert client.get("/plugins").json() == {"plugins": []}
+    assert client.get("/plugins").json() == {"pipeline_hash": PipelineDescription(()).pipeline_hash, "plugins": []}
     before = front.prefix_cache_resets
     assert post(client, "/reset_prefix_cache") == {"reset": True}
     assert front.prefix_cache_resets == before + 1

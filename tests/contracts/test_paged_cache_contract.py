@@ -8,30 +8,27 @@ import random
 import pytest
 from pydantic import ValidationError
 
-from core.cache.kv_cache import CacheContext, KVCache
+from core.cache.kv_cache import CacheContext
 from core.cache.paged import PagedCache
 from core.cache.prefix import block_hash
-from core.stages.scheduler import Scheduler, SchedulerContext
 from core.testing.cache import CacheContract, PrefixSharingContract
 from core.testing.fakes import Limits, assert_right_output, make_request
-from core.testing.scheduler import _SchedulerTests
+from core.testing.scheduler import SchedulerChecks
 from plugins.schedulers.fcfs import Fcfs
 
 
 class TestPaged16(CacheContract, PrefixSharingContract):
-    def make_cache(self, num_blocks: int) -> KVCache:
-        return PagedCache(PagedCache.Settings(block_size=16), CacheContext(num_blocks, max_model_len=1024))
+    component = PagedCache
 
 
 class TestPaged64(CacheContract, PrefixSharingContract):
-    def make_cache(self, num_blocks: int) -> KVCache:
-        return PagedCache(PagedCache.Settings(block_size=64), CacheContext(num_blocks, max_model_len=1024))
+    component = PagedCache
+    settings = {"block_size": 64}
 
 
 class TestPagedWithoutSharing(CacheContract):
-    def make_cache(self, num_blocks: int) -> KVCache:
-        settings = PagedCache.Settings(block_size=32, enable_prefix_caching=False)
-        return PagedCache(settings, CacheContext(num_blocks, max_model_len=1024))
+    component = PagedCache
+    settings = {"block_size": 32, "enable_prefix_caching": False}
 
     def test_nothing_is_found(self) -> None:
         cache = self.make_cache(8)
@@ -86,14 +83,10 @@ class EightBitCache(PagedCache):
         return hashlib.sha256(block_hash(parent, token_ids, extra)).digest()[:1]
 
 
-class TestCollidingHashes(_SchedulerTests):
+class TestCollidingHashes(SchedulerChecks):
     """With 256 hashes nearly every lookup collides, and still no request reads a block of another prompt (bug K1)."""
 
-    def make_scheduler(self, context: SchedulerContext, limits: Limits) -> Scheduler:
-        settings = Fcfs.Settings(
-            max_num_scheduled_tokens=limits.max_num_scheduled_tokens, max_num_running_reqs=limits.max_num_running_reqs
-        )
-        return Fcfs(settings, context)
+    component = Fcfs
 
     def test_outputs_are_right_and_hits_remain(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(PagedCache, "hash_block", staticmethod(EightBitCache.hash_block))

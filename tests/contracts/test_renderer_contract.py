@@ -1,13 +1,17 @@
-from core.stages.renderer import Renderer, RendererContext
+"""The built-in renderers keep the contract of stage 2."""
+
+from __future__ import annotations
+
 from core.stages.text_renderer import Text, TokenIds
 from core.testing.renderer import RendererContract
+from core.testing.suites import words_of
 
 
 class TestText(RendererContract):
-    def make(self, context: RendererContext) -> Renderer:
-        return Text(Text.Settings(), context)
+    component = Text
+    provides = words_of("renderer", "text")
 
 
 class TestTokenIds(RendererContract):
-    def make(self, context: RendererContext) -> Renderer:
-        return TokenIds(TokenIds.Settings(), context)
+    component = TokenIds
+    provides = words_of("renderer", "token_ids")

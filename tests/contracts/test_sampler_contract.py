@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.batch import PromptRows, SampledRow, SamplingMetadata
-from core.model.spec import ModelSpec
 from core.request import SamplingParams
-from core.stages.sampler import SAMPLER_FIELDS, Sampler, SamplerContext, unsupported_fields
+from core.stages.logits_processor import LogitsProcessorContext, NoProcessors
+from core.stages.sampler import SAMPLER_FIELDS, SamplerContext, unsupported_fields
+from core.testing.logits_processor import chain_of
 from core.testing.sampler import SamplerContract, make_logits, make_row, metadata_of
 from core.testing.sampler_reference import ReferenceSampler, spec_of
+from plugins.logits_processors.min_tokens import MinTokens
 from plugins.samplers import provide_samplers
 from plugins.samplers.draw import uniforms
 from plugins.samplers.greedy import Greedy
@@ -27,28 +32,53 @@ PROVIDES = {component.name: frozenset(component.provides) for component in provi
 
 
 class TestStandard(SamplerContract):
+    component = Standard
     provides = PROVIDES["standard"]
-
-    def make_sampler(self, model: ModelSpec) -> Sampler:
-        return Standard(Standard.Settings(), SamplerContext(model))
 
 
 class TestStandardInSmallPieces(SamplerContract):
     """Growth of the candidates and chunks of rows do not change a result."""
 
+    component = Standard
+    settings = {"first_candidates": 2}
     provides = PROVIDES["standard"]
 
-    def make_sampler(self, model: ModelSpec) -> Sampler:
-        sampler = Standard(Standard.Settings(first_candidates=2), SamplerContext(model))
-        sampler._chunk_floats = sampler._logprobs._chunk_floats = 150 * model.vocab_size
+    def make(self, context: SamplerContext, **settings: object) -> Standard:
+        sampler = super().make(context, **settings)
+        sampler._chunk_floats = sampler._logprobs._chunk_floats = 150 * context.model.vocab_size
         return sampler
 
 
 class TestGreedy(SamplerContract):
+    component = Greedy
     provides = PROVIDES["greedy"]
 
-    def make_sampler(self, model: ModelSpec) -> Sampler:
-        return Greedy(Greedy.Settings(), SamplerContext(model))
+
+def with_min_tokens(context: SamplerContext) -> SamplerContext:
+    """The context with the one processor of the default config, where a test brings no chain of its own."""
+    if type(context.processors) is not NoProcessors:
+        return context
+    of_processor = LogitsProcessorContext(context.model, context.device, load_tokenizer=lambda: None)
+    processor = MinTokens(MinTokens.Settings(), of_processor)
+    return replace(context, processors=chain_of(processor, "min_tokens", provides=("min_tokens",)))
+
+
+class TestStandardWithProcessors(SamplerContract):
+    """Together with the processor, `min_tokens` is honoured, and nothing else changes."""
+
+    component = Standard
+    provides = PROVIDES["standard"] | {"min_tokens"}
+
+    def make(self, context: SamplerContext, **settings: object) -> Standard:
+        return super().make(with_min_tokens(context), **settings)
+
+
+class TestGreedyWithProcessors(SamplerContract):
+    component = Greedy
+    provides = PROVIDES["greedy"] | {"min_tokens"}
+
+    def make(self, context: SamplerContext, **settings: object) -> Greedy:
+        return super().make(with_min_tokens(context), **settings)
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -102,7 +132,7 @@ def steps(draw: st.DrawFn) -> tuple[torch.Tensor, list[SampledRow]]:
 def test_standard_equals_its_slow_twin(step: tuple[torch.Tensor, list[SampledRow]], first: int) -> None:
     logits, rows = step
     model = spec_of(V, EOS, UNUSABLE)
-    sampler = Standard(Standard.Settings(first_candidates=first), SamplerContext(model))
+    sampler = Standard(Standard.Settings(first_candidates=first), with_min_tokens(SamplerContext(model)))
     reference = ReferenceSampler(model, uniform)
     found = sampler.sample(logits.clone(), metadata_of(rows))
     for index, row in enumerate(rows):
@@ -245,7 +275,8 @@ def test_bad_words_hold_for_every_choice_and_at_every_position() -> None:
 
 
 def test_provided_and_unsupported_fields() -> None:
-    assert PROVIDES == {"standard": SAMPLER_FIELDS, "greedy": frozenset()}
+    both = {"drafts", "logits_processors"}
+    assert PROVIDES == {"standard": SAMPLER_FIELDS - {"min_tokens"} | both, "greedy": both}
     assert unsupported_fields(SamplingParams(), PROVIDES["greedy"]) == ()
     asked = SamplingParams(temperature=0.5, top_p=0.9, logprobs=0, seed=3)
     assert unsupported_fields(asked, PROVIDES["greedy"]) == ("logprobs", "temperature", "top_p")
@@ -257,3 +288,77 @@ def test_needs_history_names_what_overlap_would_change() -> None:
     assert not Standard.needs_history(SamplingParams(top_p=0.5, bad_words_token_ids=((1,),), logit_bias={1: 2.0}))
     assert Standard.needs_history(SamplingParams(bad_words_token_ids=((1, 2),)))
     assert Standard.needs_history(SamplingParams(presence_penalty=0.1))
+
+
+class Writes:
+    """A processor that sets a row of requests named in `values` to one number, and revives ids that are never sampled."""
+
+    def __init__(self, values: dict[str, float]):
+        self._values = values
+
+    def state(self, row: SampledRow, params: object) -> str | None:
+        return row.request_id if row.request_id[0] != "p" else None
+
+    def apply(self, logits: torch.Tensor, rows: list[SampledRow], states: list[str]) -> None:
+        for index, name in enumerate(states):
+            logits[index, sorted(UNUSABLE)] = 90.0
+            logits[index, :] += self._values.get(name, 0.0)
+
+
+@pytest.mark.parametrize("cls", [Standard, Greedy])
+def test_a_row_that_a_processor_spoils_names_it_and_others_do_not(cls: type) -> None:
+    """Bad logits of the model, and masks that bar everything, are not the processor's fault."""
+    model = spec_of(V, EOS, UNUSABLE)
+    logits = make_logits(6, V, seed=3)
+    logits[3, 5] = float("nan")
+    greedy = SamplingParams(temperature=0.0)
+    barred = greedy if cls is Greedy else SamplingParams(temperature=0.0, allowed_token_ids=())
+    params = [greedy, greedy, greedy, greedy, barred, greedy]
+    names = ["good", "nan", "masked", "raw", "barred", "plain"]
+    rows = [make_row(name, p) for name, p in zip(names, params, strict=True)]
+    chain = chain_of(Writes({"nan": float("nan"), "masked": float("-inf")}), "writes", quarantine_after=9)
+    wanted = cls(cls.Settings(), SamplerContext(model)).sample(logits.clone(), metadata_of(rows))
+    found = cls(cls.Settings(), SamplerContext(model, processors=chain)).sample(logits.clone(), metadata_of(rows))
+    kept = {"good", "plain"} | ({"barred"} if cls is Greedy else set())
+    assert {name: found.token_ids[name] for name in kept} == {name: wanted.token_ids[name] for name in kept}
+    assert found.errors.keys() == set(names) - kept
+    assert {name for name, text in found.errors.items() if "logits_processors=writes (plugin test" in text} == {
+        "nan",
+        "masked",
+    }
+    assert "the model's logits hold NaN" in found.errors["raw"]
+    assert [incident.failures for incident in chain.incidents()] == [1, 2]
+
+
+def test_a_spoilt_row_that_no_draft_reaches_is_nobodys_fault() -> None:
+    logits = torch.zeros(2, V)
+    logits[0, 10] = 5.0
+    rows = [make_row("a", draft_token_ids=ids, position=4 + len(ids)) for ids in ((), (99,))]
+    rows = [*rows, make_row("b")]
+    logits = torch.cat([logits, make_logits(1, V)])
+    chain = chain_of(SpoilsBehindDrafts({}), "writes")
+    found = Standard(Standard.Settings(), SamplerContext(spec_of(V), processors=chain)).sample(
+        logits, metadata_of(rows)
+    )
+    assert found.token_ids["a"] == (10,) and not found.errors
+    assert not chain.incidents()
+
+
+class SpoilsBehindDrafts(Writes):
+    def apply(self, logits: torch.Tensor, rows: list[SampledRow], states: list[str]) -> None:
+        for index, row in enumerate(rows):
+            if row.draft_token_ids:
+                logits[index] = float("nan")
+
+
+def test_log_probabilities_are_those_before_the_processors() -> None:
+    model, logits = spec_of(V), make_logits(2, V)
+    rows = [make_row(name, SamplingParams(temperature=0.0, logprobs=3)) for name in ("a", "plain")]
+    chain = chain_of(Writes({"a": 40.0}), "writes")
+    found = Standard(Standard.Settings(), SamplerContext(model, processors=chain)).sample(
+        logits.clone(), metadata_of(rows)
+    )
+    for index, row in enumerate(rows):
+        (given_,) = found.logprobs[row.request_id]
+        wanted = ReferenceSampler(model).logprobs(logits[index].numpy(), given_.token_id, 3)
+        np.testing.assert_allclose(given_.logprob, wanted.logprob, atol=1e-4)

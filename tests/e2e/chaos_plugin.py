@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from core.hookspecs import Component, hookimpl
 from core.stages.sampler import SAMPLER_FIELDS
 from plugins.samplers.settings import StandardSettings
 
-if TYPE_CHECKING:
-    from core.outputs import RequestRecord
-
-LEDGER = "CHAOS_LEDGER"  # environment variable: a file that gets one JSON line per ended request
+NONET_API = "1.1"
 
 
 class ChaosSettings(StandardSettings):
@@ -28,6 +23,11 @@ class ChaosSettings(StandardSettings):
     start_pause: float = Field(default=0.0, ge=0, description="sleep while the engine starts")
 
 
+class LedgerSettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    path: Path = Field(description="a file that gets one JSON line per ended request")
+
+
 @hookimpl
 def provide_samplers() -> Iterable[Component]:
     yield Component(
@@ -35,17 +35,12 @@ def provide_samplers() -> Iterable[Component]:
         "chaos_sampler:Chaos",
         "the standard sampler with faults and pauses",
         settings="chaos_plugin:ChaosSettings",
-        provides=tuple(sorted(SAMPLER_FIELDS)),
+        provides=(*sorted(SAMPLER_FIELDS - {"min_tokens"}), "drafts", "logits_processors"),
     )
 
 
 @hookimpl
-def request_finished(record: RequestRecord) -> None:
-    line = {
-        "id": record.request_id,
-        "reasons": [str(reason) for reason in record.finish_reasons],
-        "prompt_tokens": record.usage.prompt_tokens,
-        "completion_tokens": record.usage.completion_tokens,
-    }
-    with open(os.environ[LEDGER], "a", encoding="utf-8") as ledger:
-        ledger.write(json.dumps(line) + "\n")
+def provide_observers() -> Iterable[Component]:
+    yield Component(
+        "chaos_ledger", "chaos_ledger:Ledger", "a line per ended request", settings="chaos_plugin:LedgerSettings"
+    )

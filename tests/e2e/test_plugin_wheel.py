@@ -1,101 +1,32 @@
-"""A stranger's wheel beside ours in a fresh environment: found, configured, run, tested, broken, renamed and removed.
-
-Third-party dependencies are seen through a .pth line that names the site-packages of this environment. Such a line is a
-plain path: .pth files inside that folder are not read, so an editable Nonet there stays out of sight.
-"""
+"""A stranger's wheel beside ours in a fresh environment: found, configured, run, tested, broken and removed."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-import sysconfig
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from core.testing.site import NOT_SOURCE, ROOT, Site, build_wheels, succeed
 from core.testing.tiny_models import make_tiny_model
 from plugins.frontends.openai_http.auth import tenant_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parents[2]
-CITED = '(Waldspurger and Weihl, "Lottery Scheduling", 1994)'
 TEMPLATE = ROOT / "examples/plugin_template"
-SECONDS = 120
-PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-NOT_SOURCE = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist", ".*_cache")
-HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "NONET_PLUGINS_DISABLE", "NONET_LOTTERY_LOG")
-ENVIRON = {**{key: value for key, value in os.environ.items() if key not in HIDDEN}, "OMP_NUM_THREADS": "1"}
-
-
-def succeed(command: Sequence[str | Path], cwd: Path, seconds: float = SECONDS) -> str:
-    done = subprocess.run(
-        [str(word) for word in command], cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=seconds
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def build_wheel(source: Path, target: Path) -> Path:
     """`source` must be a copy: setuptools leaves files in it."""
-    target.mkdir(parents=True)
-    options = ("--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", target)
-    succeed([*PIP, "wheel", *options, source], cwd=target)
-    (wheel,) = target.glob("*.whl")
+    (wheel,) = build_wheels([source], target)
     return wheel
 
 
-@dataclass(frozen=True)
-class Site:
-    """A fresh virtual environment, and an empty folder to work in."""
-
-    venv: Path
-    work: Path
-
-    @property
-    def python(self) -> Path:
-        return self.venv / "bin/python"
-
-    def install(self, *wheels: Path) -> None:
-        succeed([*PIP, "--python", self.python, "install", "-q", "--no-deps", "--no-index", *wheels], cwd=self.work)
-
-    def uninstall(self, name: str) -> None:
-        succeed([*PIP, "--python", self.python, "uninstall", "-q", "--yes", name], cwd=self.work)
-
-    @contextmanager
-    def installed(self, wheel: Path, name: str) -> Iterator[None]:
-        self.install(wheel)
-        try:
-            yield
-        finally:
-            self.uninstall(name)
-
-    def nonet(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        command = [str(self.venv / "bin/nonet"), *arguments]
-        environ = {**ENVIRON, **environ}
-        return subprocess.run(command, cwd=self.work, env=environ, capture_output=True, text=True, timeout=SECONDS)
-
-    def said(self, *arguments: str, **environ: str) -> str:
-        done = self.nonet(*arguments, **environ)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def refused(self, *arguments: str) -> str:
-        """The one line on stderr."""
-        done = self.nonet(*arguments)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
-        return done.stderr
-
-    def plugins(self) -> dict[str, dict[str, object]]:
-        return {row["plugin"]: row for row in json.loads(self.said("plugins", "--json"))}
+def plugins_of(site: Site) -> dict[str, dict[str, object]]:
+    return {row["plugin"]: row for row in json.loads(site.said("plugins", "--json"))}
 
 
 @pytest.fixture(scope="module")
@@ -127,14 +58,7 @@ def lottery_wheel(tmp: Path, template: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def site(tmp: Path, nonet_wheel: Path, lottery_wheel: Path) -> Site:
-    site = Site(tmp / "venv", tmp / "work")
-    site.work.mkdir()
-    succeed([sys.executable, "-m", "venv", "--without-pip", site.venv], cwd=tmp)
-    (packages,) = site.venv.glob("lib/python*/site-packages")
-    parents = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-    (packages / "dependencies.pth").write_text("".join(f"{path}\n" for path in parents), encoding="utf-8")
-    site.install(nonet_wheel, lottery_wheel)
-    return site
+    return Site.make(tmp, [nonet_wheel, lottery_wheel])
 
 
 @pytest.fixture(scope="module")
@@ -165,12 +89,12 @@ def test_both_are_imported_from_the_fresh_environment(site):
 
 
 def test_plugins_lists_it_with_wheel_and_version(site):
-    row = site.plugins()["lottery"]
+    row = plugins_of(site)["lottery"]
     assert (row["distribution"], row["version"], row["status"], row["builtin"]) == (
         "nonet-lottery", "0.1.0", "loaded", False,
     )  # fmt: skip
     assert row["components"][0]["target"] == "nonet_lottery.lottery:Lottery"
-    assert row["hooks"] == ["provide_config_packages", "provide_schedulers", "request_finished"]
+    assert row["hooks"] == ["provide_config_packages", "provide_observers", "provide_schedulers"]
 
 
 def test_explain_names_wheel_and_the_file_of_each_value(site):
@@ -181,8 +105,11 @@ def test_explain_names_wheel_and_the_file_of_each_value(site):
         row["stage"]: row for row in json.loads(site.said("explain", "--json", "+preset=lottery", "scheduler.seed=3"))
     }
     assert rows["scheduler"]["settings"] == {
-        "tickets": {"value": 10, "origin": "nonet_lottery.configs:scheduler/lottery.yaml"},
-        "tenant_tickets": {"value": {"gold": 30}, "origin": "nonet_lottery.configs:preset/lottery.yaml"},
+        "tickets": {"value": 10, "origin": "nonet_lottery.configs:scheduler/lottery.yaml (nonet-lottery 0.1.0)"},
+        "tenant_tickets": {
+            "value": {"gold": 30},
+            "origin": "nonet_lottery.configs:preset/lottery.yaml (nonet-lottery 0.1.0)",
+        },
         "seed": {"value": 3, "origin": "override"},
         "priority_factor": {"value": 2.0, "origin": "default of nonet_lottery.lottery:Lottery.Settings"},
         "max_num_scheduled_tokens": {"value": 2048, "origin": "default of nonet_lottery.lottery:Lottery.Settings"},
@@ -201,15 +128,14 @@ def test_a_tenant_is_named_as_the_readme_says(site):
         assert rows["scheduler"]["settings"]["tenant_tickets"] == {"value": {tenant: 30}, "origin": "override"}
 
 
-def test_a_request_runs_through_it_and_the_observer_waits_to_be_enabled(site, model):
+def test_a_request_runs_through_it_and_the_observer_waits_to_be_chosen(site, model):
     request = ("prompt=hello, world", "max_tokens=4", "temperature=0", f"model.source={model}")
-    log = site.work / "requests.jsonl"
     ours = site.said("generate", *request)
-    theirs = site.said("generate", "+preset=lottery", *request, NONET_LOTTERY_LOG=str(log))
-    assert theirs == ours and len(ours) > 1
-    assert not log.exists(), "an observer ran that nobody has enabled"
-    enabled = ("plugins.enable=[lottery]", "process.separate=true")
-    assert site.said("generate", "+preset=lottery", *request, *enabled, NONET_LOTTERY_LOG=str(log)) == ours
+    assert site.said("generate", "+preset=lottery", *request) == ours and len(ours) > 1
+    assert not list(site.work.glob("*.jsonl")), "an observer ran that nobody has chosen"
+    log = site.work / "requests.jsonl"
+    chosen = ("observers=[prometheus,lottery_log]", f"observers.lottery_log.path={log}", "process.separate=true")
+    assert site.said("generate", "+preset=lottery", *request, *chosen) == ours
     (row,) = map(json.loads, log.read_text("utf-8").splitlines())
     assert (row["finish_reasons"], row["completion_tokens"]) == (["length"], 4)
     assert 0 < row["ttft_s"] <= row["e2e_s"]
@@ -234,14 +160,16 @@ def test_a_typo_is_answered_with_near_matches(site):
     )
     assert "did you mean lottery?" in site.refused("explain", "scheduler=lotery")
     assert "did you mean lottery?" in site.refused("explain", "+preset=lotery")
-    assert "did you mean lottery?" in site.refused("explain", "plugins.enable=[lotery]")
+    assert "did you mean lottery_log" in site.refused("explain", "observers=[lotery_log]")
+    assert "did you mean lottery" in site.refused("explain", "plugins.disable=[lotery]")
+    assert "did you mean path?" in site.refused("explain", "observers=[lottery_log]", "observers.lottery_log.pth=x")
     assert "scheduler.tickets" in site.refused("explain", "scheduler=lottery", "scheduler.tickets=0")
 
 
 def test_without_the_wheel_the_choice_is_gone(site, lottery_wheel):
     site.uninstall("nonet-lottery")
     try:
-        assert "lottery" not in site.plugins()
+        assert "lottery" not in plugins_of(site)
         assert "no scheduler is called 'lottery'; choose one of: " in site.refused("explain", "scheduler=lottery")
         assert "no preset is called 'lottery'" in site.refused("explain", "+preset=lottery")
     finally:
@@ -265,36 +193,18 @@ py-modules = ["nonet_broken"]
 }
 
 
-def test_a_broken_stranger_is_named_and_left_out(site, tmp, model):
+def test_a_broken_stranger_is_named_and_refuses_the_start(site, tmp, model):
     source = tmp / "broken"
     source.mkdir()
     for name, text in BROKEN.items():
         (source / name).write_text(text, encoding="utf-8")
     with site.installed(build_wheel(source, tmp / "broken-wheel"), "nonet-broken"):
-        row = site.plugins()["broken"]
+        row = plugins_of(site)["broken"]
         assert (row["distribution"], row["version"], row["status"]) == ("nonet-broken", "3.2", "failed")
         assert row["reason"] == "ImportError: libfast.so.3: cannot open shared object file"
         assert "libfast.so.3" in site.said("plugins")
         assert "plugins that failed to load: broken (nonet-broken 3.2)" in site.refused("explain", "sampler=fastest")
-        assert "not loaded: ImportError" in site.refused("explain", "plugins.enable=[broken]")
-        assert site.said("generate", "+preset=lottery", "prompt=x", "max_tokens=2", f"model.source={model}")
-
-
-def test_renamed_as_the_readme_says_it_is_another_plugin(site, tmp):
-    readme = (TEMPLATE / "README.md").read_text("utf-8")
-    assert "python rename.py acme-turns" in readme
-    source = Path(shutil.copytree(TEMPLATE, tmp / "acme-turns", ignore=NOT_SOURCE))
-    succeed([sys.executable, "rename.py", "acme-turns"], cwd=source)
-    (source / "rename.py").unlink()
-    left = [path for path in source.rglob("*") if "lottery" in path.name.lower()]
-    left += [
-        p for p in source.rglob("*") if p.is_file() and "lottery" in p.read_text("utf-8").replace(CITED, "").lower()
-    ]
-    assert not left
-    assert CITED in (source / "acme_turns/turns.py").read_text("utf-8"), "the title of a paper is not ours to rename"
-    with site.installed(build_wheel(source, tmp / "turns-wheel"), "acme-turns"):
-        plugins = site.plugins()
-        assert (plugins["turns"]["distribution"], plugins["turns"]["status"]) == ("acme-turns", "loaded")
-        assert plugins["lottery"]["status"] == "loaded"
-        assert "acme_turns.turns:Turns" in site.said("explain", "+preset=turns", "plugins.disable=[lottery]")
-        assert "3 passed" in run_tests(site, source / "tests", "-k", "my_")
+        generate = ("generate", "+preset=lottery", "prompt=x", "max_tokens=2", f"model.source={model}")
+        assert "broken (nonet-broken 3.2): ImportError: libfast.so.3" in site.refused(*generate)
+        assert site.said(*generate, "plugins.on_failure=disable")
+        assert site.said(*generate, "plugins.disable=[broken]")

@@ -86,7 +86,7 @@ BAD_CHATS: list[tuple[list[dict[str, Any]], str]] = [
     ([USER, {"role": "system", "content": "late"}], "the system message must come first"),
     ([{"role": "user", "content": None}], "content"),
     ([{"role": "alien", "content": "x"}], "role"),
-    ([{"role": "tool", "content": "x"}, USER], "Tool messages"),
+    ([{"role": "tool", "content": "x"}, USER], "names the call that it answers"),
 ]
 
 

@@ -20,6 +20,7 @@ from core.batch import SampledRow
 from core.front import Front
 from core.inline_client import InlineClient
 from core.model.tokenizer import Tokenizer
+from core.observers import Observers
 from core.pipeline import FrontPipeline, PipelineDescription
 from core.stages.admission import AdmissionContext, LoadAware
 from core.stages.detokenizer import DetokenizerContext
@@ -27,7 +28,8 @@ from core.stages.frontend import FrontendContext
 from core.stages.incremental import Incremental
 from core.stages.renderer import RendererContext
 from core.stages.text_renderer import Text
-from core.testing.engines import MAX_MODEL_LEN, fake_spec, make_engine, paged_cache, scheduler_context
+from core.stages.tool_parser import NoTools, ToolParserContext
+from core.testing.engines import MAX_MODEL_LEN, fake_spec, make_engine
 from core.testing.scripted import ScriptedExecutor
 from core.testing.serving import serving
 from core.testing.tokenizers import byte_level_bpe, sentencepiece_bpe
@@ -67,7 +69,6 @@ class ScriptedServer:
 
     async def run(self) -> None:
         spec = fake_spec(self.tokenizer.vocab_size, MAX_MODEL_LEN)
-        context = scheduler_context(paged_cache())
         executor = ScriptedExecutor(script=self._token)
         admission = AdmissionContext(spec, time.monotonic, lambda: MAX_MODEL_LEN)
         pipeline = FrontPipeline(
@@ -76,8 +77,10 @@ class ScriptedServer:
             admission=LoadAware(LoadAware.Settings(), admission),
             detokenizer=Incremental(Incremental.Settings(), DetokenizerContext(self.tokenizer)),
             check_fields=lambda params: None,
+            tool_parser=NoTools(NoTools.Settings(), ToolParserContext(spec)),
+            observers=Observers(),
         )
-        client = InlineClient(lambda: make_engine(Fcfs(Fcfs.Settings(), context), context, executor, spec))
+        client = InlineClient(lambda: make_engine(Fcfs, Fcfs.Settings(), executor, spec=spec))
         front = Front(pipeline, client, time.monotonic)
         await front.start(lambda *_: None)
         try:

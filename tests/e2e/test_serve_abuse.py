@@ -66,9 +66,10 @@ def overrides(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RunningServer]:
-    environ = install_plugin(folder / "site", "chaos", [HERE / "chaos_plugin.py", HERE / "chaos_sampler.py"])
-    values = ["plugins.enable=[chaos]", "admission.default_max_tokens=16", "frontend.limits.body_seconds=2"]
-    environ["CHAOS_LEDGER"] = str(folder / "ledger.jsonl")
+    modules = [HERE / f"chaos_{name}.py" for name in ("plugin", "sampler", "ledger")]
+    environ = install_plugin(folder / "site", "chaos", modules)
+    values = ["observers=[prometheus,chaos_ledger]", f"observers.chaos_ledger.path={folder / 'ledger.jsonl'}"]
+    values += ["admission.default_max_tokens=16", "frontend.limits.body_seconds=2"]
     with RunningServer([*overrides(folder), *values], environ=environ) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""Stage 3's built-in admissions: what is a wrong request, and what is only too much at the moment."""
+"""What `load_aware` and `open` have beside the contract of stage 3: their bounds, and their defaults."""
 
 from __future__ import annotations
 
@@ -33,12 +33,6 @@ def admit(
     return LoadAware(LoadAware.Settings(**settings), CONTEXT).admit(request, [1] * num_prompt, params, load or Load())
 
 
-def test_one_request_per_choice_with_one_seed() -> None:
-    first, second = admit(n=2)
-    assert (first.request_id, second.request_id, first.choice, second.choice) == ("r#0", "r#1", 0, 1)
-    assert first.seed == second.seed and first.params.max_tokens == 8 and first.arrival_time == 5.0
-
-
 def test_past_a_bound_with_others_is_503_with_the_time_to_come_back() -> None:
     load = Load(in_flight=3, prompt_tokens_in_flight=90)
     with pytest.raises(OverloadedError, match=r"4 > admission.max_in_flight=3\)") as caught:
@@ -66,26 +60,10 @@ def test_what_can_never_be_admitted_is_a_wrong_request(
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_min_tokens_past_the_clients_own_limit_is_refused_naming_both() -> None:
-    with pytest.raises(RequestError, match="min_tokens=9 is more than max_completion_tokens=8") as caught:
-        admit(min_tokens=9)
-    assert caught.value.param == "min_tokens"
-    assert admit(min_tokens=8)[0].params.min_tokens == 8
-
-
 def test_min_tokens_is_cut_to_a_limit_that_nobody_named() -> None:
     assert admit(max_tokens=None, min_tokens=9, default_max_tokens=5)[0].params.min_tokens == 5
     (request,) = admit(LIMIT - 2, max_tokens=None, min_tokens=9)
     assert (request.params.min_tokens, request.params.max_tokens) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("num_prompt", "max_tokens", "param"), [(LIMIT, 1, "prompt"), (LIMIT - 2, 3, "max_completion_tokens")]
-)
-def test_the_context_bounds_prompt_and_output_together(num_prompt: int, max_tokens: int, param: str) -> None:
-    with pytest.raises(RequestError, match=str(LIMIT)) as caught:
-        admit(num_prompt, max_tokens=max_tokens)
-    assert (caught.value.param, caught.value.code) == (param, "context_length_exceeded")
 
 
 def test_open_has_no_queue_bound() -> None:

@@ -10,9 +10,8 @@ import pytest
 from core.batch import ModelBatch, ScheduledRequest, SchedulerOutput
 from core.batching import BatchBuilder, BlockTableRows
 from core.request import SamplingParams
-from core.stages.scheduler import Scheduler, SchedulerContext
-from core.testing.fakes import FakeDrafts, FakeEngine, Limits, make_request
-from core.testing.scheduler import _SchedulerTests
+from core.testing.fakes import FakeDrafts, FakeEngine, make_request
+from core.testing.scheduler import SchedulerChecks
 from plugins.schedulers.fcfs import Fcfs
 
 
@@ -59,9 +58,8 @@ def assert_equal_to_slow_twin(output: SchedulerOutput, batch: ModelBatch, block_
     assert str(batch.slot_mapping.dtype) == str(batch.logits_indices.dtype) == "torch.int64"
 
 
-class TestAgainstSlowTwin(_SchedulerTests):
-    def make_scheduler(self, context: SchedulerContext, limits: Limits) -> Scheduler:
-        return Fcfs(Fcfs.Settings(max_num_scheduled_tokens=64, max_num_running_reqs=8), context)
+class TestAgainstSlowTwin(SchedulerChecks):
+    component = Fcfs
 
     @pytest.mark.parametrize("num_blocks", [10, 80])
     @pytest.mark.parametrize(

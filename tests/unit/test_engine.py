@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 
 import pluggy
 import pytest
@@ -12,7 +13,7 @@ from core.engine import Engine
 from core.outputs import TokenDelta
 from core.request import FinishReason, Request
 from core.step_loop import StepLoop
-from core.testing.engines import engine_request, make_engine, paged_cache, scheduler_context
+from core.testing.engines import engine_request, make_engine
 from core.testing.executors import FakeExecutor
 from core.testing.fakes import expected_ids
 from core.wire import Add
@@ -20,8 +21,7 @@ from plugins.schedulers.fcfs import Fcfs
 
 
 def engine_of(executor: FakeExecutor, num_blocks: int = 64, **limits: int) -> Engine:
-    context = scheduler_context(paged_cache(num_blocks))
-    return make_engine(Fcfs(Fcfs.Settings(**limits), context), context, executor)
+    return make_engine(Fcfs, Fcfs.Settings(**limits), executor, num_blocks=num_blocks)
 
 
 def run(engine: Engine, *requests, steps: int = 2000) -> dict[str, list[TokenDelta]]:
@@ -159,23 +159,38 @@ def test_ids_that_are_none_of_the_models_fail_the_request_they_were_meant_for():
     assert_whole(engine)
 
 
+@dataclass
+class Says:
+    """A completion that always says the same."""
+
+    verdicts: dict
+
+    def judge(self, output, sampled):
+        return self.verdicts
+
+
 @pytest.mark.parametrize("verdicts", [{}, {"r0": Verdict(()), "r1": Verdict(())}])
 def test_what_a_completion_leaves_out_ends_with_an_error(verdicts):
-    engine = engine_of(FakeExecutor())
-    engine._judge = lambda plan, sampled: verdicts
+    engine = make_engine(Fcfs, Fcfs.Settings(), FakeExecutor(), completion=Says(verdicts))
     deltas = run(engine, *prompts(2))
     assert [deltas[key][-1].finish_reason for key in ("r0", "r1")] == [FinishReason.ERROR] * 2
+    assert all("completion: judge" in deltas[key][-1].error for key in ("r0", "r1"))
     assert_whole(engine)
 
 
-def test_an_engine_that_plans_nothing_pauses_and_gives_up(monkeypatch):
+class PlansNothing(Fcfs):
+    def schedule(self):
+        return SchedulerOutput(step=1)
+
+
+def test_an_engine_that_plans_nothing_pauses_ends_its_requests_and_gives_up(monkeypatch):
     monkeypatch.setattr("core.engine.MAX_STALLED_STEPS", 20)
-    engine = engine_of(FakeExecutor())
-    engine.add(prompts(2))
-    monkeypatch.setattr(engine._scheduler, "schedule", lambda: SchedulerOutput(step=1))
+    engine = make_engine(PlansNothing, PlansNothing.Settings(), FakeExecutor())
+    deltas = run(engine, *prompts(2), steps=30)
+    assert all("leaves the request waiting for ever" in deltas[key][0].error for key in ("r0", "r1"))
+    run(engine, *prompts(2), steps=30)
     with pytest.raises(RuntimeError, match="nothing was planned in 20 steps"):
-        for _ in range(30):
-            engine.step()
+        run(engine, *prompts(2), steps=30)
 
 
 def test_one_bad_request_after_the_other_does_not_end_the_engine():
@@ -251,14 +266,21 @@ def test_the_step_loop_reports_gauges_at_the_start_and_once_after_the_work():
     assert loop.turn([]) == []
 
 
-def test_an_add_that_fails_half_way_leaves_nothing_running(monkeypatch):
-    engine = engine_of(FakeExecutor())
-    add = engine._scheduler.add
-    monkeypatch.setattr(engine._scheduler, "add", lambda request: 1 / 0 if request.request_id == "b" else add(request))
-    loop = StepLoop(engine)
-    answered, _ = loop.turn([Add(requests=[engine_request("a", [1]), engine_request("b", [2])])])
-    assert [(d.request_id, d.finish_reason) for d in answered.deltas] == [("a", "error"), ("b", "error")]
-    assert not engine.has_work()
+def test_a_request_that_cannot_be_added_fails_alone():
+    class Refuses(Fcfs):
+        def add(self, request):
+            if request.request_id == "b":
+                raise KeyError("no queue for it")
+            super().add(request)
+
+    loop = StepLoop(make_engine(Refuses, Refuses.Settings(), FakeExecutor()))
+    requests = [engine_request("a", [1]), engine_request("b", [2]), engine_request("c", [3])]
+    deltas = loop.turn([Add(requests=requests)])[0].deltas
+    assert {delta.request_id: delta.error for delta in deltas} == {
+        "a": None,
+        "b": "scheduler: KeyError: 'no queue for it'",
+        "c": None,
+    }
 
 
 def test_no_hook_is_called_in_twenty_steps(monkeypatch):

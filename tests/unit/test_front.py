@@ -8,96 +8,32 @@ import random
 import threading
 import time
 from contextlib import aclosing
+from functools import partial
 
 import pytest
 
 from core.batch import SamplerOutput
-from core.client import InlineClient
 from core.errors import EngineDeadError, GenerationError, OverloadedError, RequestError
-from core.front import Front
 from core.metrics import Metrics
 from core.model.interface import StepResult
-from core.outputs import RequestRecord, StepOutput, TokenDelta
-from core.pipeline import FrontPipeline
-from core.request import FinishReason, Request, SamplingParams
-from core.stages.admission import AdmissionContext, LoadAware
-from core.stages.detokenizer import DetokenizerContext
-from core.stages.frontend import GenerateRequest
-from core.stages.incremental import Incremental
-from core.stages.renderer import ChatPrompt, RendererContext, TextPrompt, TokenPrompt
-from core.stages.text_renderer import Text
-from core.testing.engines import fake_spec, make_engine, paged_cache, scheduler_context
+from core.observers import ObserverContext
+from core.outputs import StepOutput, TokenDelta
+from core.pipeline import PipelineDescription
+from core.request import FinishReason
+from core.stages.renderer import ChatPrompt, TextPrompt
+from core.testing.engines import fake_spec
 from core.testing.executors import FakeExecutor
-from core.testing.fakes import VOCAB_SIZE, expected_ids
-from core.testing.tokenizers import byte_level_bpe
+from core.testing.fakes import VOCAB_SIZE
+from core.testing.fronts import FrontHarness, ids_of, oracle, request
 from plugins.schedulers.fcfs import Fcfs
 
-
-class Harness:
-    """A front, its engine, and what the observers saw."""
-
-    def __init__(self, fault=None, num_blocks=64, clock=time.monotonic, observers=(), **admission):
-        self.executor = FakeExecutor(fault=fault)
-        self.context = scheduler_context(paged_cache(num_blocks))
-        self.records: list[RequestRecord] = []
-        self.tokenizer = byte_level_bpe()
-        self.client = InlineClient(self._engine)
-        spec = fake_spec()
-        context = AdmissionContext(spec, clock, lambda: num_blocks * 16)
-        self.front = Front(
-            FrontPipeline(
-                model=spec,
-                renderer=Text(Text.Settings(), RendererContext(spec, self.tokenizer)),
-                admission=LoadAware(LoadAware.Settings(**admission), context),
-                detokenizer=Incremental(Incremental.Settings(), DetokenizerContext(self.tokenizer)),
-                check_fields=lambda params: None,
-                request_observers=(self.records.append, *(observer.request_finished for observer in observers)),
-                step_observers=tuple(observer.step_finished for observer in observers),
-            ),
-            self.client,
-            clock,
-        )
-
-    def _engine(self):
-        self.engine = make_engine(Fcfs(Fcfs.Settings(), self.context), self.context, self.executor)
-        return self.engine
-
-    async def __aenter__(self):
-        await self.front.start(lambda *_: None)
-        return self
-
-    async def __aexit__(self, *_):
-        await self.front.close()
-
-    async def assert_whole(self):
-        for _ in range(100):
-            await asyncio.sleep(0.01)
-            if not self.engine.has_work():
-                break
-        assert self.context.cache.num_free_blocks == self.context.cache.num_blocks
-        assert self.front.load().in_flight == 0
-        assert not self.front._calls
-        assert not self.front._choices
-        self.context.cache.check()
-
-
-def request(key="a", prompt=(8, 9, 10), max_tokens=8, **params):
-    values = {"temperature": 0.0, "ignore_eos": True, "seed": 0, **params}
-    return GenerateRequest(key, TokenPrompt(list(prompt)), SamplingParams(**values), max_tokens=max_tokens)
+Harness = partial(FrontHarness, Fcfs)
+ids = ids_of
 
 
 async def collect(front, call):
     async with aclosing(front.generate(call)) as outputs:
         return [output async for output in outputs]
-
-
-def ids(outputs, index=0):
-    return [t for o in outputs for c in o.outputs if c.index == index for t in c.token_ids]
-
-
-def oracle(prompt=(8, 9, 10), max_tokens=8, choice=0):
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    return expected_ids(Request("x", list(prompt), params, choice=choice))
 
 
 async def test_a_call_ends_once_with_usage_timings_and_its_text():
@@ -112,7 +48,7 @@ async def test_a_call_ends_once_with_usage_timings_and_its_text():
         timings = outputs[-1].outputs[-1].timings
         assert 0 <= timings.queue <= timings.ttft <= timings.e2e
         assert timings.tpot >= 0
-        assert [r.finish_reasons for r in h.records] == [(FinishReason.LENGTH,)]
+        assert [r.finish_reasons for r in await h.seen()] == [(FinishReason.LENGTH,)]
         await h.assert_whole()
 
 
@@ -145,7 +81,7 @@ async def test_closing_early_aborts_and_frees(after):
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
         await h.assert_whole()
-        assert [r.finish_reasons for r in h.records] == ([(FinishReason.ABORT,)] if after else [])
+        assert [r.finish_reasons for r in await h.seen()] == ([(FinishReason.ABORT,)] if after else [])
 
 
 async def test_a_cancelled_consumer_aborts_too():
@@ -183,7 +119,7 @@ async def test_a_failed_request_raises_once_and_the_others_finish():
         assert isinstance(failed, GenerationError)
         assert "poison" in str(failed)
         assert all(ids(answer) == oracle() for answer in answers)
-        assert [r.error for r in h.records if r.request_id == "bad"] == ["ValueError: poison"]
+        assert [r.error for r in await h.seen() if r.request_id == "bad"] == ["executor: ValueError: poison"]
         await h.assert_whole()
 
 
@@ -218,7 +154,7 @@ async def test_wrong_requests_are_refused_before_anything_is_registered():
                 await collect(h.front, call)
             assert caught.value.param == param
         await h.assert_whole()
-        assert h.records == []
+        assert await h.seen() == []
 
 
 @pytest.mark.parametrize("max_tokens", [None, 1])
@@ -240,10 +176,10 @@ async def test_past_the_queue_bound_the_answer_is_overloaded_and_the_rest_unharm
         with pytest.raises(OverloadedError) as caught:
             await anext(h.front.generate(request("late")))
         assert caught.value.retry_after > 0
-        h.front._rendered = lambda request: 1 / 0  # a refusal costs no rendering
+        h.front._intake._rendered = lambda request: 1 / 0  # a refusal costs no rendering
         with pytest.raises(OverloadedError):
             await anext(h.front.generate(request("late too", prompt=[1] * 2000)))
-        del h.front._rendered
+        del h.front._intake._rendered
         for call in calls:
             await call.aclose()
         await h.assert_whole()
@@ -300,7 +236,7 @@ async def test_a_detokenizer_that_raises_fails_the_calls_of_that_step_and_no_oth
     async with Harness() as h:
         detokenizer, push = h.front._pipeline.detokenizer, h.front._pipeline.detokenizer.push
         detokenizer.push = lambda deltas: 1 / 0 if deltas else push(deltas)
-        with pytest.raises(GenerationError, match="detokenizer: ZeroDivisionError"):
+        with pytest.raises(GenerationError, match=r"^detokenizer=chaos \(plugin chaos, acme 1.0\): ZeroDivisionError"):
             await asyncio.wait_for(collect(h.front, request()), 5)
         detokenizer.push = push
         assert ids(await collect(h.front, request("later"))) == oracle()
@@ -371,7 +307,7 @@ async def test_an_error_delta_stops_the_sequence_in_the_engine_too():
 async def test_the_pool_is_checked_when_the_engine_has_become_idle(monkeypatch):
     checked = []
     async with Harness() as h:
-        cache = type(h.context.cache)
+        cache = type(h.cache)
         check = cache.check
         monkeypatch.setattr(cache, "check", lambda self: (checked.append(1), check(self)))
         await collect(h.front, request())
@@ -386,7 +322,7 @@ async def test_the_pool_is_checked_when_the_engine_has_become_idle(monkeypatch):
 async def test_an_admission_that_makes_other_sequences_than_asked_for_fails_the_call(answer):
     async with Harness() as h:
         h.front._pipeline.admission.admit = lambda *arguments: answer
-        with pytest.raises(GenerationError, match="admission plugin"):
+        with pytest.raises(GenerationError, match=r"^admission=chaos \(plugin chaos, acme 1.0\): admit returned"):
             await asyncio.wait_for(collect(h.front, request(n=2)), 5)
         await h.assert_whole()
 
@@ -394,7 +330,7 @@ async def test_an_admission_that_makes_other_sequences_than_asked_for_fails_the_
 async def test_calls_that_are_being_rendered_count_as_load():
     async with Harness() as h:
         release = threading.Event()
-        h.front._rendered = lambda request: (release.wait(5), 1 / 0)
+        h.front._intake._rendered = lambda request: (release.wait(5), 1 / 0)
         pending = asyncio.ensure_future(collect(h.front, request(n=3)))
         await asyncio.sleep(0.05)
         assert h.front.load().in_flight == 3
@@ -406,8 +342,8 @@ async def test_calls_that_are_being_rendered_count_as_load():
 
 async def test_a_call_that_was_being_rendered_when_the_front_closed_is_refused():
     async with Harness() as h:
-        rendered, release = h.front._rendered, threading.Event()
-        h.front._rendered = lambda request: (release.wait(5), rendered(request))[1]
+        rendered, release = h.front._intake._rendered, threading.Event()
+        h.front._intake._rendered = lambda request: (release.wait(5), rendered(request))[1]
         pending = asyncio.ensure_future(collect(h.front, request()))
         await asyncio.sleep(0.05)
         closing = asyncio.ensure_future(h.front.close())
@@ -432,18 +368,25 @@ async def test_an_engine_that_dies_fails_every_call_once():
         assert not h.front._calls
 
 
+class Broken:
+    def step_finished(self, stats):
+        raise RuntimeError("observer")
+
+    def request_finished(self, record):
+        raise RuntimeError("observer")
+
+    def close(self):
+        raise RuntimeError("observer")
+
+
 async def test_an_observer_that_raises_fails_nothing():
-    async with Harness() as h:
-
-        def broken(record):
-            raise RuntimeError("observer")
-
-        object.__setattr__(h.front._pipeline, "request_observers", (broken,))
+    async with Harness(observers=(Broken(),)) as h:
         assert ids(await collect(h.front, request())) == oracle()
 
 
 async def test_p4_a_clock_that_steps_back_fails_no_request_and_no_metric(caplog):
-    numbers, metrics = random.Random(4), Metrics()
+    numbers = random.Random(4)
+    metrics = Metrics(Metrics.Settings(), ObserverContext(fake_spec(), PipelineDescription(())))
 
     def clock():
         return numbers.uniform(-1000.0, 1000.0)
@@ -459,12 +402,14 @@ async def test_p4_a_clock_that_steps_back_fails_no_request_and_no_metric(caplog)
         await late.aclose()
         await h.assert_whole()
     assert len(h.records) == 10
+    spans = [span for record in h.records for span in record.spans]
+    assert spans and all(0 <= span.busy_s <= span.end - span.start for span in spans)
     assert not [record for record in caplog.records if record.name == "nonet.front"]
     assert b"nonet_request_latency_seconds_count 10.0" in metrics.exposition()
 
 
 async def test_chat_and_text_prompts_are_rendered_off_the_loop():
-    async with Harness() as h:
+    async with Harness(vocab_size=330) as h:
         rendered = await h.front.render(ChatPrompt([{"role": "user", "content": "hello"}]))
         assert "user" in rendered.text
         assert (await h.front.render(TextPrompt("hello"))).token_ids

@@ -128,14 +128,6 @@ def test_b4_withheld_text_is_in_the_last_delta():
     assert deltas[-1].text.endswith("zz") and deltas[-1].finish_reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize(("include", "text"), [(False, "a"), (True, "ax")])
-def test_b5_include_stop_string(include, text):
-    ids = BYTE_LEVEL.encode("axb", add_special_tokens=False)
-    assert (
-        text_of(run(make(BYTE_LEVEL), [ids], SamplingParams(stop=("x",), include_stop_str_in_output=include))) == text
-    )
-
-
 def test_b6_match_inside_a_token_counts_all_tokens():
     hello = BYTE_LEVEL.encode(" hello world", add_special_tokens=False)
     [delta] = run(make(BYTE_LEVEL), [hello], SamplingParams(stop=("ell",)))
@@ -144,35 +136,12 @@ def test_b6_match_inside_a_token_counts_all_tokens():
     assert delta.token_ids == tuple(hello[:cut]) and len(delta.logprobs) == cut
 
 
-@pytest.mark.parametrize("skip", [True, False])
-@pytest.mark.parametrize("stop_reason", [5, None])
-def test_b6_stop_token_has_no_text_but_counts(skip, stop_reason):
-    params = SamplingParams(stop_token_ids=(5,), skip_special_tokens=skip)
-    ids = [*BYTE_LEVEL.encode("hello"), 5]
-    deltas = run(make(BYTE_LEVEL), [ids], params, finish_reason=FinishReason.STOP, stop_reason=stop_reason)
-    assert text_of(deltas) == "hello" and deltas[-1].token_ids == tuple(ids)
-    assert not deltas[-1].stop_matched and deltas[-1].stop_reason == stop_reason
-
-
 def test_b6_ordinary_stop_token_with_include_keeps_its_text():
     word = BYTE_LEVEL.encode("b")[0]
     for include, text in ((False, "a"), (True, "ab")):
         params = SamplingParams(stop_token_ids=(word,), include_stop_str_in_output=include)
         ids = [*BYTE_LEVEL.encode("a"), word]
         assert text_of(run(make(BYTE_LEVEL), [ids], params, finish_reason=FinishReason.STOP, stop_reason=word)) == text
-
-
-def test_stop_strings_before_min_tokens_are_text():
-    ids = BYTE_LEVEL.encode("xqxqxq", add_special_tokens=False)
-    assert len(ids) == 6
-    deltas = run(make(BYTE_LEVEL), one_by_one(ids), SamplingParams(stop=("q",), min_tokens=4))
-    assert text_of(deltas) == "xqxqx" and len([i for d in deltas for i in d.token_ids]) == 6
-
-
-def test_a_stop_string_wins_over_length_in_the_same_step():
-    ids = BYTE_LEVEL.encode("axb", add_special_tokens=False)
-    [delta] = run(make(BYTE_LEVEL), [ids], SamplingParams(stop=("b",)), finish_reason=FinishReason.LENGTH)
-    assert (delta.finish_reason, delta.stop_reason, delta.text) == (FinishReason.STOP, "b", "ax")
 
 
 def test_interval_of_the_setting_unless_the_request_has_one():

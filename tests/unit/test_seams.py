@@ -22,8 +22,8 @@ REQUESTS = [(f"r{i}", list(range(1 + i, 30 + 9 * i)), 6 + i) for i in range(6)]
 
 
 def run(executor, decode=None) -> dict[str, list[int]]:
-    context = scheduler_context(paged_cache(64), chunk_size=16, decode=decode)
-    engine = make_engine(Fcfs(Fcfs.Settings(max_num_running_reqs=4), context), context, executor)
+    settings = Fcfs.Settings(max_num_running_reqs=4)
+    engine = make_engine(Fcfs, settings, executor, chunk_size=16, decode=decode and (lambda: decode))
     engine.add([engine_request(*request) for request in REQUESTS])
     out: dict[str, list[int]] = {}
     for _ in range(500):
@@ -31,8 +31,9 @@ def run(executor, decode=None) -> dict[str, list[int]]:
             break
         for delta in engine.step().deltas:
             out.setdefault(delta.request_id, []).extend(delta.token_ids)
-    context.cache.check()
-    assert context.cache.num_free_blocks == context.cache.num_blocks
+    cache = engine._pipeline.cache
+    cache.check()
+    assert cache.num_free_blocks == cache.num_blocks
     return out
 
 
@@ -205,8 +206,7 @@ def test_ranks_see_bytes_and_agree():
 
 def test_a_lost_rank_fails_the_requests_of_its_step_and_nothing_else():
     executor = RanksExecutor()
-    context = scheduler_context(paged_cache(64))
-    engine = make_engine(Fcfs(Fcfs.Settings(), context), context, executor)
+    engine = make_engine(Fcfs, Fcfs.Settings(), executor)
     executor.broken = True
     engine.add([engine_request("a", [1, 2, 3])])
     (delta,) = engine.step().deltas
@@ -219,8 +219,7 @@ def test_a_lost_rank_fails_the_requests_of_its_step_and_nothing_else():
 @pytest.mark.parametrize("_round", range(2))
 async def test_an_engine_behind_the_client_interface_is_not_seen(_round):
     """The same interface with the engine in this process; the process client runs the same contract suite."""
-    context = scheduler_context(paged_cache(64))
-    client = InlineClient(lambda: make_engine(Fcfs(Fcfs.Settings(), context), context, FakeExecutor()))
+    client = InlineClient(lambda: make_engine(Fcfs, Fcfs.Settings(), FakeExecutor()))
     await client.start(lambda *_: None)
     client.send_add([engine_request(*request) for request in REQUESTS])
     out: dict[str, list[int]] = {}

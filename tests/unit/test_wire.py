@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from core import wire
 from core.batch import TokenLogprobs
-from core.outputs import StepOutput, StepStats, TokenDelta
+from core.outputs import PluginIncident, StepOutput, StepStats, TokenDelta
 from core.request import EngineRequest, FinishReason, RepetitionDetection, SamplingParams
 from core.wire import (
     MAX_FRAME_BYTES,
@@ -216,7 +216,8 @@ def joined(frames: list[bytes], first: int) -> StepOutput:
     assert all(isinstance(part, Output) for part in parts)
     assert [part.sequence for part in parts] == list(range(first, first + len(parts)))
     assert [part.more for part in parts] == [True] * (len(parts) - 1) + [False]
-    return StepOutput(deltas=[delta for part in parts for delta in part.output.deltas], stats=parts[-1].output.stats)
+    deltas = [delta for part in parts for delta in part.output.deltas]
+    return msgspec.structs.replace(parts[-1].output, deltas=deltas)
 
 
 def test_a_step_past_the_bound_is_cut_into_parts() -> None:
@@ -224,7 +225,8 @@ def test_a_step_past_the_bound_is_cut_into_parts() -> None:
     many = [TokenDelta(request_id=str(index), token_ids=list(range(70_000, 570_000))) for index in range(17)]
     small = StepOutput(deltas=many[:1], stats=stats)
     assert joined(output_frames(small, 9), 9) == small
-    large = StepOutput(deltas=many, stats=stats)
+    incident = PluginIncident(group="sampler", name="chaos", plugin="chaos, acme 1.0", reason="RuntimeError: boom")
+    large = StepOutput(deltas=many, stats=stats, incidents=[incident])
     frames = output_frames(large, 3)
     assert len(frames) > 1
     assert joined(frames, 3) == large

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from core.hookspecs import Component, hookimpl
 
-from nonet_lottery import request_log
-
-if TYPE_CHECKING:
-    from core.outputs import RequestRecord
+NONET_API = "1.1"  # the version of the contract that this was written for; later ones of 1 take it too
 
 
 @hookimpl
@@ -20,12 +16,12 @@ def provide_schedulers() -> Iterable[Component]:
 
 
 @hookimpl
-def provide_config_packages() -> Iterable[str]:
-    """Puts our YAML on the config search path: scheduler/lottery.yaml and preset/lottery.yaml."""
-    yield "nonet_lottery.configs"
+def provide_observers() -> Iterable[Component]:
+    """Makes `observers=[prometheus,lottery_log]` possible: of observers any number is chosen."""
+    yield Component("lottery_log", "nonet_lottery.request_log:LotteryLog", "a JSON line per ended request")
 
 
 @hookimpl
-def request_finished(record: RequestRecord) -> None:
-    """An observer. It runs only when the user says `plugins.enable=[lottery]`."""
-    request_log.append(record)
+def provide_config_packages() -> Iterable[str]:
+    """Puts our YAML on the config search path: scheduler/lottery.yaml and preset/lottery.yaml."""
+    yield "nonet_lottery.configs"

@@ -1,23 +1,37 @@
-"""One JSON line per ended request."""
+"""`observers: lottery_log`. One JSON line per ended request."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from core.outputs import RequestRecord
-
-LOG_VARIABLE = "NONET_LOTTERY_LOG"
-"""Environment variable that names the file; without it, `lottery-requests.jsonl` in the working directory."""
+from core.observers import ObserverContext
+from core.outputs import RequestRecord, StepStats
+from pydantic import BaseModel, ConfigDict
 
 
-def append(record: RequestRecord) -> None:
-    path = Path(os.environ.get(LOG_VARIABLE, "lottery-requests.jsonl"))
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row(record)) + "\n")
+class LotteryLog:
+    """Who is told of each step and each ended request. Runs in a thread of its own: it can slow no request down."""
+
+    class Settings(BaseModel):
+        """Values a user may set, as `observers.lottery_log.<key>=<value>`."""
+
+        model_config = ConfigDict(frozen=True, extra="forbid")
+        path: Path = Path("lottery-requests.jsonl")
+
+    def __init__(self, settings: Settings, context: ObserverContext):
+        self._path = settings.path
+
+    def step_finished(self, stats: StepStats) -> None:
+        """One engine step has ended; nothing to write."""
+
+    def request_finished(self, record: RequestRecord) -> None:
+        """A request has ended, in whatever way (also abort and error)."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row(record)) + "\n")
+
+    def close(self) -> None:
+        """The server ends; nothing is held back."""
 
 
 def row(record: RequestRecord) -> dict[str, object]:

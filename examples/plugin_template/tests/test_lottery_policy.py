@@ -3,8 +3,7 @@
 from collections import Counter
 
 from core.request import Request
-from core.stages.scheduler import Scheduler, SchedulerContext
-from core.testing.fakes import Limits, make_request
+from core.testing.fakes import make_request
 from core.testing.scheduler import SchedulerContract
 
 from nonet_lottery.lottery import Lottery, LotteryPolicy
@@ -13,10 +12,8 @@ from nonet_lottery.lottery import Lottery, LotteryPolicy
 class LotteryEngines(SchedulerContract):
     """For its `make_engine`; by its name pytest does not take it for tests."""
 
-    def make_scheduler(self, context: SchedulerContext, limits: Limits) -> Scheduler:
-        tokens, reqs = limits.max_num_scheduled_tokens, limits.max_num_running_reqs
-        settings = Lottery.Settings(max_num_scheduled_tokens=tokens, max_num_running_reqs=reqs, tenant_tickets={"t": 3})
-        return Lottery(settings, context)
+    component = Lottery
+    settings = {"tenant_tickets": {"t": 3}}
 
 
 def test_a_winner_without_room_is_not_overtaken():

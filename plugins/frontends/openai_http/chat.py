@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,15 @@ from core.outputs import CompletionOutput, Usage
 from plugins.frontends.openai_http.answer import Choice, Collected, Head, finish_reason, stop_reason, usage_body
 from plugins.frontends.openai_http.calls import Delta
 from plugins.frontends.openai_http.logprobs import chat_logprobs, prompt_logprobs
+from plugins.frontends.openai_http.tools import CallsOfChoice
 
 
 @dataclass(slots=True)
 class ChatShape:
-    """`answer.Shape` for chat. `num_top` and `num_prompt_top` are None where no logprobs were asked for."""
+    """`answer.Shape` for chat. `num_top` and `num_prompt_top` are None where no logprobs were asked for.
+
+    `calls` has one entry per choice, and is empty for a request without tools.
+    """
 
     head: Head
     tokenizer: Tokenizer
@@ -24,15 +28,17 @@ class ChatShape:
     num_prompt_top: int | None = None
     include_usage: bool = False
     return_token_ids: bool = False
+    calls: Sequence[CallsOfChoice] = ()
     _started: set[int] = field(default_factory=set)
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         for output in delta.output.outputs:
             if output.index not in self._started:
                 yield self._first_chunk(output.index, delta)
-            told = output.text or output.logprobs or (self.return_token_ids and output.token_ids)
-            if told or output.finish_reason is not None:
-                yield self._chunk(output)
+            words, reason = self._words(output)
+            told = words or output.logprobs or (self.return_token_ids and output.token_ids)
+            if told or reason is not None:
+                yield self._chunk(output, words, reason)
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         return {**self.head.body("chat.completion.chunk"), "choices": [], "usage": usage_body(usage)}
@@ -56,13 +62,23 @@ class ChatShape:
         words = {"role": "assistant", "content": ""}
         return {**self._object({"index": index, "delta": words, "logprobs": None, "finish_reason": None}), **extra}
 
-    def _chunk(self, output: CompletionOutput) -> dict[str, Any]:
+    def _words(self, output: CompletionOutput) -> tuple[dict[str, Any], str | None]:
+        """The delta, and why the choice has ended. Raises GenerationError where the tool parser fails."""
+        reason = finish_reason(output)
+        if not self.calls:
+            return ({"content": output.text} if output.text else {}), reason
+        calls = self.calls[output.index]
+        said = calls.take(output.text, ended=reason is not None)
+        words = {"content": said.content, "tool_calls": said.tool_calls}
+        return {key: value for key, value in words.items() if value}, calls.finish_reason(reason)
+
+    def _chunk(self, output: CompletionOutput, words: dict[str, Any], reason: str | None) -> dict[str, Any]:
         wanted = self.num_top is not None and output.logprobs
         choice: dict[str, Any] = {
             "index": output.index,
-            "delta": {"content": output.text} if output.text else {},
+            "delta": words,
             "logprobs": chat_logprobs(self.tokenizer, output.logprobs, self.num_top or 0) if wanted else None,
-            "finish_reason": finish_reason(output),
+            "finish_reason": reason,
             "stop_reason": stop_reason(output),
         }
         if self.return_token_ids:
@@ -77,11 +93,17 @@ class ChatShape:
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         wanted = self.num_top is not None
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
+        reason = choice.finish_reason
+        if self.calls:
+            calls = self.calls[index]
+            message |= calls.whole("".join(choice.text))
+            reason = calls.finish_reason(reason)
         body: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+            "message": message,
             "logprobs": chat_logprobs(self.tokenizer, choice.logprobs, self.num_top or 0) if wanted else None,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": reason,
             "stop_reason": choice.stop_reason,
         }
         if self.return_token_ids:

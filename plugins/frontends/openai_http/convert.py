@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from core.errors import RequestError, near_matches
@@ -28,6 +28,8 @@ class Caller:
 
     request_id: str
     tenant: str = ""
+    received_time: float | None = None  # monotonic seconds
+    trace_context: str = ""
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, float]:
@@ -49,6 +51,7 @@ def sampling_params(
     top_k = body.top_k if body.top_k is not None else values.get("top_k", 0)
     values["top_k"] = max(int(top_k), 0)
     values["logit_bias"] = _logit_bias(body.logit_bias or {})
+    values["extra"] = body.logits_processors or {}
     if body.repetition_detection is not None:
         values["repetition_detection"] = RepetitionDetection(**body.repetition_detection.model_dump())
         _check_pattern(values["repetition_detection"])
@@ -122,7 +125,7 @@ def completion_requests(
     params = sampling_params(body, defaults, body.logprobs, echoed if echoed is not None else body.prompt_logprobs)
     ids = [caller.request_id] if len(prompts) == 1 else [f"{caller.request_id}-{i}" for i in range(len(prompts))]
     return [
-        _request(body, prompt, params, Caller(request_id, caller.tenant), max_tokens=body.max_tokens)
+        _request(body, prompt, params, replace(caller, request_id=request_id), max_tokens=body.max_tokens)
         for request_id, prompt in zip(ids, prompts, strict=True)
     ]
 
@@ -146,4 +149,6 @@ def _request(
         tenant=caller.tenant,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        received_time=caller.received_time,
+        trace_context=caller.trace_context,
     )

@@ -13,8 +13,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plugins.frontends.openai_http.errors import failure_of
 from plugins.frontends.openai_http.limits import header_values
 
-REQUEST_ID = "nonet.request_id"  # key in the ASGI scope
+REQUEST_ID = "nonet.request_id"  # keys in the ASGI scope
+RECEIVED = "nonet.received"  # monotonic seconds, when the headers had come
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/+=@-]")
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def request_id(scope: Scope) -> str:
@@ -22,6 +24,13 @@ def request_id(scope: Scope) -> str:
     values = header_values(scope, b"x-request-id")
     safe = _UNSAFE.sub("", values[0].decode("latin-1"))[:128] if values else ""
     return safe or uuid.uuid4().hex
+
+
+def trace_context(scope: Scope) -> str:
+    """The client's W3C traceparent; empty where it sent none, or another thing."""
+    values = header_values(scope, b"traceparent")
+    value = values[0].decode("latin-1") if len(values) == 1 else ""
+    return value if _TRACE_PARENT.fullmatch(value) else ""
 
 
 class Envelope:
@@ -35,7 +44,7 @@ class Envelope:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        started = time.monotonic()
+        started = scope[RECEIVED] = time.monotonic()
         scope[REQUEST_ID] = request_id(scope)
         answer = Answered(scope[REQUEST_ID], send)
         try:

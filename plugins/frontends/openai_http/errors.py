@@ -2,14 +2,15 @@
 
 | raised | status | type | code |
 |---|---|---|---|
-| RequestError | its own 4xx | invalid_request_error | its own |
+| RequestError | its own 4xx, or a 503 | invalid_request_error, or server_error | its own |
 | OverloadedError | 503 + Retry-After | server_error | overloaded |
 | ShuttingDownError | 503 + Retry-After | server_error | shutting_down |
 | EngineDeadError | 503 | server_error | engine_dead |
 | GenerationError | 500, this request alone | server_error | generation_failed |
 | anything else | 500 | server_error | internal_error |
 
-Texts of 5xx are fixed: what a plugin or the engine said goes to the log only.
+Texts of 5xx are fixed: what a plugin or the engine said goes to the log only. Where a component is to blame, its name,
+plugin and wheel are told: the client's operator needs them, and `GET /plugins` says no less.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def failure_of(error: BaseException) -> Failure:
     """The table above."""
     match error:
         case RequestError():
-            return Failure(error.status, error.message, param=error.param, code=error.code)
+            kind = "invalid_request_error" if error.status < 500 else "server_error"
+            return Failure(error.status, error.message, kind, param=error.param, code=error.code)
         case OverloadedError():
             return _server_error(503, "overloaded", error.message, error.retry_after)
         case ShuttingDownError():
@@ -80,7 +82,8 @@ def failure_of(error: BaseException) -> Failure:
             return _server_error(503, "engine_dead", "The engine is not available.")
         case GenerationError():
             log.error("generation failed: %r", str(error))  # quoted: no line breaks in the log
-            return _server_error(500, "generation_failed", "The engine failed while it ran this request.")
+            who = "The engine" if error.part is None else f"The plugin {error.part}"
+            return _server_error(500, "generation_failed", f"{who} failed while it ran this request.")
         case HTTPException():
             return Failure(error.status_code, error.detail, code=_http_code(error.status_code))
     log.error("unexpected %s", type(error).__name__, exc_info=error)

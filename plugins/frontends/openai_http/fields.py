@@ -21,16 +21,16 @@ class Refused:
     harmless: tuple[Any, ...] = ()  # values that ask for nothing; null always does
 
 
-_TOOLS = "a renderer plugin with tool support and a completion plugin that parses tool calls"
+_TOOLS = "/v1/chat/completions, and a server with a tool parser (tool_parser=hermes)"
+_FUNCTIONS = "no plugin, but OpenAI's newer fields: `tools` and `tool_choice`"
 _GRAMMAR = "a sampler plugin with grammar support"
 _AUDIO = "a multimodal renderer plugin and a model with audio output"
-_LOGITS = "a sampler plugin that names the parameter"
 
 REFUSED: Mapping[str, Refused] = {
     "tools": Refused(_TOOLS, ([],)),
     "tool_choice": Refused(_TOOLS, ("none",)),
-    "functions": Refused(_TOOLS, ([],)),
-    "function_call": Refused(_TOOLS, ("none",)),
+    "functions": Refused(_FUNCTIONS, ([],)),
+    "function_call": Refused(_FUNCTIONS, ("none",)),
     "response_format": Refused(_GRAMMAR, ({"type": "text"},)),
     "structured_outputs": Refused(_GRAMMAR),
     "guided_json": Refused(_GRAMMAR),
@@ -52,7 +52,6 @@ REFUSED: Mapping[str, Refused] = {
     "suffix": Refused("a renderer plugin with a fill-in-the-middle template"),
     "use_beam_search": Refused("a decode plugin with beam search", (False,)),
     "length_penalty": Refused("a decode plugin with beam search", (1.0,)),
-    "logits_processors": Refused(_LOGITS),
     "truncate_prompt_tokens": Refused("a renderer plugin that truncates"),
     "spaces_between_special_tokens": Refused("a detokenizer plugin", (True,)),
     "prompt_embeds": Refused("a renderer plugin with prompt embeddings"),

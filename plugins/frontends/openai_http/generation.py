@@ -12,6 +12,7 @@ from plugins.frontends.openai_http.convert import chat_request, check_model, com
 from plugins.frontends.openai_http.messages import chat_prompt, prompts
 from plugins.frontends.openai_http.schema import CompletionBody
 from plugins.frontends.openai_http.service import Service, includes_usage
+from plugins.frontends.openai_http.tools import calls_of
 
 
 class Generation:
@@ -32,6 +33,7 @@ class Generation:
             num_prompt_top=body.prompt_logprobs,
             include_usage=includes_usage(body),
             return_token_ids=bool(body.return_token_ids),
+            calls=calls_of(service.front.tool_parser, prompt.tools or (), generate.params.n),
         )
         return service.answer([generate], shape, body)
 

@@ -17,9 +17,8 @@ from plugins.frontends.openai_http.fields import printable
 from plugins.frontends.openai_http.parse import validate
 from plugins.frontends.openai_http.schema import MAX_TEXT, Message, Templated, TokenIds
 from plugins.frontends.openai_http.settings import Bounds
+from plugins.frontends.openai_http.tools import tools_of
 
-_TOOL_ROLES = ("tool", "function")
-_TOOL_FIELDS = ("tool_calls", "function_call", "tool_call_id")
 _TOKEN_IDS: TypeAdapter[list[int]] = TypeAdapter(TokenIds)
 
 
@@ -33,11 +32,15 @@ def check_messages(messages: Sequence[Mapping[str, Any]], bounds: Bounds) -> lis
 
 
 def _message(message: Mapping[str, Any], param: str, bounds: Bounds) -> dict[str, Any]:
-    _refuse_tools(message, param)
+    _check_tool_fields(message, param)
     body = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if body.get("tool_calls") == []:
+        del body["tool_calls"]
     content = body.get("content", [])
     if isinstance(content, str):
         body["content"] = [{"type": "text", "text": content}]
+    elif content in (None, []) and body.get("tool_calls"):
+        body["content"] = content = None
     elif isinstance(content, list):
         _check_parts(content, f"{param}.content", bounds)
     else:
@@ -49,12 +52,22 @@ def _message(message: Mapping[str, Any], param: str, bounds: Bounds) -> dict[str
     return {**checked, "role": role, "content": content}
 
 
-def _refuse_tools(message: Mapping[str, Any], param: str) -> None:
-    for name in _TOOL_FIELDS:
-        if message.get(name) not in (None, []):
-            raise unsupported("Tool calls need a renderer plugin with tool support.", f"{param}.{name}")
-    if message.get("role") in _TOOL_ROLES:
-        raise unsupported("Tool messages need a renderer plugin with tool support.", f"{param}.role")
+def _check_tool_fields(message: Mapping[str, Any], param: str) -> None:
+    """Which message may have which; their shapes are in `schema.Message`."""
+    role = message.get("role")
+    if role == "function" or message.get("function_call") is not None:
+        field = "role" if role == "function" else "function_call"
+        raise unsupported(
+            "Functions are called by OpenAI's newer `tool_calls` and `tool` messages.", f"{param}.{field}"
+        )
+    if role != "assistant" and message.get("tool_calls") not in (None, []):
+        raise RequestError("Only a message of the assistant has tool calls.", param=f"{param}.tool_calls")
+    if role != "tool" and message.get("tool_call_id") is not None:
+        raise RequestError("Only a message of a tool answers a tool call.", param=f"{param}.tool_call_id")
+    if role == "tool" and message.get("tool_call_id") is None:
+        raise RequestError(
+            "A tool's message names the call that it answers.", param=f"{param}.tool_call_id", code="missing_field"
+        )
 
 
 def _check_parts(parts: list[Any], param: str, bounds: Bounds) -> None:
@@ -81,7 +94,8 @@ def chat_prompt(body: Templated, messages: Sequence[Mapping[str, Any]], bounds: 
         message = "`continue_final_message` needs an assistant message at the end."
         raise RequestError(message, param="continue_final_message")
     prompt = (not continued) if body.add_generation_prompt is None else body.add_generation_prompt
-    return ChatPrompt(checked, prompt, continued, template_kwargs(body.chat_template_kwargs or {}))
+    kwargs = template_kwargs(body.chat_template_kwargs or {})
+    return ChatPrompt(checked, prompt, continued, kwargs, tools=tools_of(body) or None)
 
 
 def template_kwargs(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

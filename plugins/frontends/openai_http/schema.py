@@ -9,12 +9,22 @@ from __future__ import annotations
 import unicodedata
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    WithJsonSchema,
+    create_model,
+)
 
 from plugins.frontends.openai_http.settings import Bounds
 
 MAX_INT32 = (1 << 31) - 1
 MAX_TEXT = 1 << 24  # characters; the body limit is smaller
+MAX_CALLS = 128  # of one message of the history
 Model = TypeVar("Model", bound=BaseModel)
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
@@ -25,6 +35,20 @@ TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,10}$", max_length=10)]
 Label = Annotated[str, Field(max_length=512)]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_INT32)]
+
+
+_NAMED_TOOL = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 256}}, "required": ["name"]}
+_TOOL_CHOICE = {
+    "anyOf": [
+        {"enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "properties": {"type": {"const": "function"}, "function": _NAMED_TOOL},
+            "required": ["type", "function"],
+        },
+        {"type": "null"},
+    ]
+}
 
 
 class Body(BaseModel):
@@ -40,7 +64,7 @@ class WithoutEffect(Body):
     prompt_cache_key: Label | None = None  # the prefix cache finds shared prefixes by itself
     prompt_cache_retention: Literal["in_memory"] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    parallel_tool_calls: bool | None = None  # without tools there is no call
+    parallel_tool_calls: bool | None = None  # false is refused where there are tools (`tools.tools_of`)
     request_id: Annotated[str, Field(max_length=128)] | None = None  # vLLM's field; X-Request-Id is the one echoed
 
 
@@ -105,11 +129,25 @@ class Sampling(WithoutEffect):
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
     repetition_detection: RepetitionDetectionBody | None = None
     stream_interval: Annotated[int, Field(ge=1, le=4096)] | None = None
+    logits_processors: dict[str, dict[str, Any]] | None = None  # by name; `check_fields` of the pipeline knows the rest
 
 
 class TextPart(Body):
     type: Literal["text"]
     text: Text
+
+
+class CalledFunction(Body):
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: Text  # JSON, which the renderer reads
+
+
+class ToolCall(Body):
+    """A call in the history: what the model wrote, as this server told it."""
+
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    type: Literal["function"]
+    function: CalledFunction
 
 
 class Message(Body):
@@ -118,9 +156,23 @@ class Message(Body):
     `developer` is OpenAI's newer word for `system`.
     """
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: list[TextPart] | None
     name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
+    tool_call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+
+
+class FunctionTool(Body):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", max_length=64)]
+    description: Text | None = None
+    parameters: Annotated[dict[Annotated[str, Field(max_length=256)], Any], Field(max_length=256)] | None = None
+    strict: bool | None = None  # true is refused (`tools.tools_of`)
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: FunctionTool
 
 
 class Templated(Body):
@@ -129,12 +181,14 @@ class Templated(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[Annotated[str, Field(max_length=64)], Any], Field(max_length=32)] | None = None
+    tools: list[Tool] | None = None
 
 
 class ChatBody(Sampling, Templated):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
+    tool_choice: Annotated[Any, WithJsonSchema(_TOOL_CHOICE)] = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     add_special_tokens: Literal[False] | None = None  # the template writes them
     logprobs: bool | None = None
@@ -173,9 +227,27 @@ def _message_schema(bounds: Bounds) -> WithJsonSchema:
     text = {"type": "string", "maxLength": MAX_TEXT}
     part = {"type": "object", "properties": {"type": {"const": "text"}, "text": text}, "required": ["type", "text"]}
     parts = {"type": "array", "items": part, "minItems": 1, "maxItems": bounds.content_parts}
-    role = {"enum": ["system", "developer", "user", "assistant"]}
-    properties = {"role": role, "content": {"anyOf": [text, parts]}, "name": {**text, "minLength": 1, "maxLength": 64}}
-    return WithJsonSchema({"type": "object", "properties": properties, "required": ["role", "content"]})
+    calls = TypeAdapter(list[ToolCall]).json_schema(ref_template="{model}")
+    call = _inlined(calls["items"], calls["$defs"])
+    properties = {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {"anyOf": [text, parts, {"type": "null"}]},
+        "name": {**text, "minLength": 1, "maxLength": 64},
+        "tool_calls": {"type": "array", "items": call, "maxItems": MAX_CALLS},
+        "tool_call_id": {**text, "minLength": 1, "maxLength": 128},
+    }
+    return WithJsonSchema({"type": "object", "properties": properties, "required": ["role"]})
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Without references: the message's schema stands inside another one."""
+    if isinstance(schema, list):
+        return [_inlined(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"]], definitions)
+    return {key: _inlined(value, definitions) for key, value in schema.items()}
 
 
 def _prompt_schema(bounds: Bounds) -> WithJsonSchema:
@@ -193,6 +265,11 @@ def _words(count: int, num_bytes: int) -> Any:
 
 def _ids(count: int, least: int = 0) -> Any:
     return Annotated[list[TokenId], Field(min_length=least, max_length=count)]
+
+
+def _named_values(count: int) -> Any:
+    values: Any = Annotated[dict[Annotated[str, Field(max_length=64)], Any], Field(max_length=64)]
+    return Annotated[dict[Annotated[str, Field(min_length=1, max_length=64)], values], Field(max_length=count)]
 
 
 def _number(low: int, high: int) -> Any:
@@ -214,9 +291,11 @@ def _bounded_fields(bounds: Bounds) -> dict[str, Any]:
         "stop_token_ids": _ids(bounds.stop_token_ids),
         "allowed_token_ids": _ids(bounds.allowed_token_ids, least=1),
         "bad_words": Annotated[_words(bounds.bad_words, bounds.bad_word_bytes), AfterValidator(_visible)],
+        "logits_processors": _named_values(bounds.logits_processors),
         "prompt_logprobs": logprobs,
         "top_logprobs": logprobs,
         "messages": messages,
+        "tools": Annotated[list[Tool], Field(max_length=bounds.tools)],
     }
 
 

@@ -19,6 +19,7 @@ from plugins.frontends.openai_http.auth import TENANT
 from plugins.frontends.openai_http.calls import Call
 from plugins.frontends.openai_http.convert import Caller, sampling_defaults
 from plugins.frontends.openai_http.drain import Drain
+from plugins.frontends.openai_http.envelope import RECEIVED, trace_context
 from plugins.frontends.openai_http.parse import read_body
 from plugins.frontends.openai_http.schema import (
     ChatBody,
@@ -90,7 +91,9 @@ class Service:
         return await read_body(request, model, self.settings.limits.json_depth, self.spent)
 
     def caller(self, request: Request, prefix: str) -> Caller:
-        return Caller(f"{prefix}-{uuid.uuid4().hex}", request.scope.get(TENANT, ""))
+        scope = request.scope
+        request_id = f"{prefix}-{uuid.uuid4().hex}"
+        return Caller(request_id, scope.get(TENANT, ""), scope.get(RECEIVED), trace_context(scope))
 
     def answer(self, requests: Sequence[GenerateRequest], shape: Shape, body: Sampling) -> AnswerResponse:
         delivery = Delivery(

@@ -18,6 +18,7 @@ class Bounds(_Frozen):
     n: int = Field(default=16, ge=1, le=1024)
     prompts: int = Field(default=64, ge=1, le=4096)
     messages: int = Field(default=1024, ge=1, le=65536)
+    tools: int = Field(default=128, ge=1, le=4096)
     content_parts: int = Field(default=256, ge=1, le=65536)
     stop: int = Field(default=16, ge=1, le=256)
     stop_bytes: int = Field(default=256, ge=1, le=65536)
@@ -27,6 +28,7 @@ class Bounds(_Frozen):
     bad_words: int = Field(default=256, ge=1, le=65536)
     bad_word_bytes: int = Field(default=256, ge=1, le=65536)
     logprobs: int = Field(default=20, ge=0, le=1024)
+    logits_processors: int = Field(default=16, ge=0, le=256)
 
 
 class Limits(_Frozen):

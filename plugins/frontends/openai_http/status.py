@@ -9,6 +9,7 @@ from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from core.errors import RequestError
+from core.outputs import PluginIncident
 from core.version import nonet_version
 from plugins.frontends.openai_http.convert import check_model
 from plugins.frontends.openai_http.errors import json_response
@@ -25,9 +26,15 @@ class Status:
         self._created = int(time.time())
 
     async def health(self, _request: Request) -> Response:
-        """200 only while the engine's loop turns. The detail stays in the log: this path is public."""
+        """200 only while the engine's loop turns. The detail stays in the log: this path is public.
+
+        What was switched off is named, and does not change the status: requests that do not need it are served.
+        """
         health = self._service.health()
-        body = {"status": health.status, "step_age": round(health.step_age, 3)}
+        body: dict[str, Any] = {"status": health.status, "step_age": round(health.step_age, 3)}
+        switched_off = sorted(f"{i.group}={i.name}" for i in self._service.front.incidents() if i.quarantined)
+        if switched_off:
+            body["quarantined"] = switched_off
         return json_response(body, status=200 if health.status == "ok" else 503)
 
     async def models(self, _request: Request) -> Response:
@@ -40,11 +47,14 @@ class Status:
         return json_response({"version": nonet_version()})
 
     async def plugins(self, _request: Request) -> Response:
-        """The selected plugins with wheel and version, in stage order."""
-        rows = self._service.context.description.rows()
-        return json_response({"plugins": [self._public(row) for row in rows]})
+        """The selected components with plugin, wheel, version and settings, in stage order, and how they do."""
+        description = self._service.context.description
+        latest = {(incident.group, incident.name): incident for incident in self._service.front.incidents()}
+        rows = [{**_public(row), **_state(latest.get((row["stage"], row["name"])))} for row in description.rows()]
+        return json_response({"pipeline_hash": description.pipeline_hash, "plugins": rows})
 
     async def metrics(self, _request: Request) -> Response:
+        await self._service.front.flush_observers()  # a client that has its answer finds it counted
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def reset_prefix_cache(self, _request: Request) -> Response:
@@ -63,6 +73,14 @@ class Status:
             "max_model_len": self._service.front.model.max_model_len,
         }
 
-    def _public(self, row: dict[str, Any]) -> dict[str, Any]:
-        settings = {key: value for key, value in row.get("settings", {}).items() if key not in _HIDDEN}
-        return {**row, "settings": settings}
+
+def _public(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "settings": {key: value for key, value in row["settings"].items() if key not in _HIDDEN}}
+
+
+def _state(latest: PluginIncident | None) -> dict[str, Any]:
+    """`failures` since the start, and the reason of the last one."""
+    if latest is None:
+        return {"status": "running", "failures": 0, "reason": None}
+    status = "quarantined" if latest.quarantined else "running"
+    return {"status": status, "failures": latest.failures, "reason": latest.reason}

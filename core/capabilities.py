@@ -1,0 +1,169 @@
+"""Which components go together, checked before any weight is read. Imports no torch.
+
+The parties are the selected components and, once its description is read, the model file. A component says by words what it
+`provides`, `requires` and `conflicts` with, and which values of a fact it `accepts` (`core.hookspecs.Component`); the file
+requires and provides words too, and brings facts. `WORDS` and `FACTS` are the vocabulary: a plugin may add words of its own,
+but no facts. Three moments, each with what is known by then:
+
+- `check_composition`: a config is selected; facts of config alone. Runs before the model file is opened.
+- `check_model`: the file's header and JSON are read; no weight is.
+- `check_resolved`: where the model is about to be built, model.device=auto and model.dtype=auto are decided.
+
+Every pair that clashes is reported at once, in one line that names both parties and what to select instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from core.clashes import Clash, Fact, Party, Value, clashes, unaccepted
+from core.errors import ConfigError, near_matches
+from core.hookspecs import CHAINS, GROUPS, Component
+
+if TYPE_CHECKING:
+    from core.model.spec import ModelSpec
+    from core.pipeline import PipelineDescription
+    from core.plugins import Plugins, Provided
+    from core.settings import Settings
+
+WORDS: Mapping[str, str] = MappingProxyType(
+    {
+        "frontend.tools": "takes `tools` of a request, and gives a client the calls that a tool parser finds",
+        "frontend.openai": "answers POST /v1/completions and /v1/chat/completions as OpenAI does",
+        "renderer.messages": "renders chats",
+        "renderer.text": "renders plain text",
+        "renderer.token_ids": "takes prompts that are token ids",
+        "renderer.tools": "shows the tools of a request to the model",
+        "tool_parser.tools": "finds calls in text; without it, a request with tools is refused",
+        "scheduler.drafts": "plans draft tokens: several tokens, and rows of logits, of one request in a step",
+        "sampler.drafts": "verifies draft tokens: several rows of logits of one request in a step",
+        "sampler.logits_processors": "runs the selected logits processors over its rows",
+        "sampler.<field>": "honours a field of SamplingParams: temperature, top_p, logprobs …",
+        "logits_processors.<field>": "honours a field of SamplingParams in place of the sampler",
+        "executor.history": "when it samples, the ids of all earlier steps are known",
+        "executor.state": "rows of a request always come to the same sampler, which is told of its end: state per request",
+        "cache.prefix_sharing": "finds the blocks of equal prefixes again",
+        "attention.sliding_window": "layers in which a token sees the newest positions only",
+        "attention.softcap": "attention scores limited by tanh",
+        "model.tokenizer": "of the model file: it has a tokenizer that can be read",
+    }
+)
+"""group.word -> what a component that provides it does. Words of the built-ins; a plugin may have others."""
+
+FACTS: Mapping[str, str] = MappingProxyType(
+    {
+        "device": "where the model runs: cpu, cuda (model.device, auto resolved by the executor)",
+        "dtype": "of weights and activations: float32, bfloat16, float16 (model.dtype, auto resolved by the executor)",
+        "kv_dtype": "of the KV cache: the same as dtype",
+        "block_size": "tokens of a KV block (cache.block_size)",
+        "model_type": "of the model file, as in config.json: llama, qwen3, …",
+        "file_kind": "of the model file: gguf, or hf (a folder with config.json and safetensors)",
+        "weights": "kinds of weights in the file: dense, a block format of GGUF (Q4_K …), a checkpoint's quant_method",
+        "head_dim": "elements of an attention head",
+        "sliding_window": "whether any layer of the model has a sliding window: true, false",
+        "softcap": "whether the model limits its attention scores: true, false",
+    }
+)
+"""What `Component.accepts` may name. A fact with several values (weights) is accepted when all of them are."""
+
+_WORD = re.compile(r"(?P<group>\w+)\.(?P<word>\w+)")
+_NAME = re.compile(r"(?P<group>\w+)=(?P<name>[\w.-]+)")
+
+
+def check_composition(description: PipelineDescription, settings: Settings, plugins: Plugins) -> None:
+    """Raises ConfigError for components that cannot work together."""
+    facts = config_facts(settings, description)
+    _refuse(clashes(_parties(description), facts, installed(plugins)))
+
+
+def check_model(description: PipelineDescription, settings: Settings, plugins: Plugins, spec: ModelSpec) -> None:
+    """Raises ConfigError where the model that `spec` describes does not suit the components, or lacks what they need."""
+    from core.model.file_facts import read_file_facts
+
+    found = read_file_facts(spec)
+    who = f"the model {spec.name} ({spec.model_type}, {spec.files.path})"
+    file = Party("model", "", who, frozenset(found.provides), found.requires)
+    facts = config_facts(settings, description) | {name: Fact(values, who) for name, values in found.values.items()}
+    _refuse(clashes([*_parties(description), file], facts, installed(plugins)))
+
+
+def check_resolved(description: PipelineDescription, plugins: Plugins, device: str, dtype: str) -> None:
+    """`device` and `dtype` are what the executor has decided on. Raises ConfigError."""
+    parties = [party for party in _parties(description) if party.accepts]
+    _refuse(unaccepted(parties, _facts_of(device, dtype, " is {} on this machine"), installed(plugins)))
+
+
+def config_facts(settings: Settings, description: PipelineDescription) -> dict[str, Fact]:
+    """The facts that config alone decides."""
+    facts = _facts_of(settings.model.device, settings.model.dtype, "={} is set")
+    block_size = getattr(description.part("cache").settings, "block_size", None)
+    if block_size is not None:
+        facts["block_size"] = _fact("cache.block_size", block_size, "={} is set")
+    return {name: fact for name, fact in facts.items() if fact.values != ("auto",)}
+
+
+def _facts_of(device: str, dtype: str, clause: str) -> dict[str, Fact]:
+    of_dtype = _fact("model.dtype", dtype, clause)
+    return {"device": _fact("model.device", device.partition(":")[0], clause), "dtype": of_dtype, "kv_dtype": of_dtype}
+
+
+def _fact(key: str, value: Value, clause: str) -> Fact:
+    return Fact((value,), f"{key}={value}", key, key + clause.format(value))
+
+
+def _parties(description: PipelineDescription) -> list[Party]:
+    return [party_of(part.provided) for part in description.parts]
+
+
+def party_of(provided: Provided) -> Party:
+    component = provided.component
+    return Party(
+        group=provided.group,
+        name=component.name,
+        who=provided.who,
+        provides=frozenset(component.provides),
+        requires=component.requires,
+        conflicts=component.conflicts,
+        accepts=component.accepts,
+    )
+
+
+def installed(plugins: Plugins) -> list[Party]:
+    """Everything that could be selected."""
+    return [party_of(provided) for group in (*GROUPS, *CHAINS) for provided in plugins.components(group)]
+
+
+def _refuse(found: Sequence[Clash]) -> None:
+    if len(found) == 1:
+        raise ConfigError(found[0].reason)
+    if found:
+        listed = "; ".join(f"({number}) {clash.reason}" for number, clash in enumerate(found, start=1))
+        raise ConfigError(f"{len(found)} combinations cannot work: {listed}")
+
+
+def malformed(component: Component) -> list[str]:
+    """What of a component's words cannot be read, with near matches. Plugins are refused for it when they are loaded."""
+    required = [problem for word in component.requires if (problem := _problem("requires", word))]
+    refused = [problem for word in component.conflicts if (problem := _problem("conflicts", word))]
+    facts = (problem for fact, values in component.accepts.items() if (problem := _bad_fact(fact, values)))
+    return [*required, *refused, *facts]
+
+
+def _problem(field: str, word: str) -> str | None:
+    found = _WORD.fullmatch(word) or (_NAME.fullmatch(word) if field == "conflicts" else None)
+    if found is None:
+        forms = '"group.word" or "group=name"' if field == "conflicts" else '"group.word"'
+        return f"{field} has {word!r}; write {forms}"
+    group, known = found["group"], (*GROUPS, *CHAINS)
+    return None if group in known else f"{field} has {word!r}: there is no group {group!r}{near_matches(group, known)}"
+
+
+def _bad_fact(fact: str, values: Sequence[object]) -> str | None:
+    if fact not in FACTS:
+        return f"accepts names {fact!r}, which is no fact{near_matches(str(fact), FACTS)}"
+    if not values or not all(isinstance(value, str | int | bool) for value in values):
+        return f"accepts[{fact!r}] must hold texts, numbers or booleans, and at least one: not {values!r}"
+    return None

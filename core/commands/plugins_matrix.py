@@ -1,0 +1,110 @@
+"""`plugins matrix`: which components work together, by the same check that refuses a config. Imports no torch.
+
+A pair is checked with the default config for the other groups. `tests/e2e/test_matrix.py` runs every pair of built-ins that
+is said to work.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from core.assembly import describe
+from core.capabilities import config_facts, installed, party_of
+from core.clashes import Fact, Party, clashes
+from core.compose import compose
+from core.errors import ConfigError
+from core.hookspecs import CHAINS
+from core.plugins import Plugins, load_plugins
+from core.settings import Settings
+
+FLAGS = ("--all", "--json")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Two components, and why they do not work together; no reason: they do."""
+
+    first: Party
+    second: Party
+    reason: str = ""
+
+    @property
+    def works(self) -> bool:
+        return not self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What stands around a pair: the default config's components and facts, and what could be selected instead."""
+
+    parties: tuple[Party, ...]
+    facts: Mapping[str, Fact]
+    alternatives: tuple[Party, ...]
+
+    @classmethod
+    def default(cls, plugins: Plugins) -> Surroundings:
+        settings = Settings.from_config(compose([], plugins).values)
+        description = describe(settings, plugins)
+        parties = tuple(party_of(part.provided) for part in description.parts)
+        return cls(parties, config_facts(settings, description), tuple(installed(plugins)))
+
+    def cell(self, first: Party, second: Party) -> Cell:
+        groups = {party.group for party in (first, second)} - set(CHAINS)
+        others = [party for party in self.parties if party.group not in groups and party not in (first, second)]
+        found = clashes([*others, first, second], self.facts, self.alternatives)
+        return Cell(first, second, "; ".join(clash.reason for clash in found))
+
+
+def run(arguments: Sequence[str]) -> int:
+    unknown = [argument for argument in arguments if argument not in FLAGS]
+    if unknown:
+        raise ConfigError(f"unknown argument {unknown[0]!r}; usage: plugins matrix [--all] [--json]")
+    plugins = load_plugins() if "--all" in arguments else load_plugins(["all"])
+    parties, found = installed(plugins), cells(plugins)
+    if "--json" in arguments:
+        print(json.dumps(as_json(parties, found), indent=2, ensure_ascii=False))
+    else:
+        print("\n".join([*table(parties, found), *legend(found)]))
+    return 0
+
+
+def cells(plugins: Plugins) -> list[Cell]:
+    """All pairs that a config can select: of different groups, or two members of a chain."""
+    around = Surroundings.default(plugins)
+    pairs = combinations(around.alternatives, 2)
+    return [around.cell(a, b) for a, b in pairs if a.group != b.group or a.group in CHAINS]
+
+
+def table(parties: Sequence[Party], found: Sequence[Cell]) -> list[str]:
+    """A triangle: row and column give the pair."""
+    marks = {(name_of(cell.second), name_of(cell.first)): "+" if cell.works else "-" for cell in found}
+    names = [name_of(party) for party in parties]
+    labels = [f"{number:>2} {name}" for number, name in enumerate(names, start=1)]
+    width = max(map(len, labels))
+    rows = [
+        f"{label:<{width}}" + "".join(f"{marks.get((names[index], other), '.'):>3}" for other in names[:index])
+        for index, label in enumerate(labels)
+    ]
+    return [*rows, " " * width + "".join(f"{number:>3}" for number in range(1, len(parties)))]
+
+
+def legend(found: Sequence[Cell]) -> list[str]:
+    refused = [cell for cell in found if not cell.works]
+    reasons = [f"- {name_of(cell.first)} with {name_of(cell.second)}: {cell.reason}" for cell in refused]
+    counts = f"+ {len(found) - len(refused)} pairs work, - {len(refused)} do not, . one of the two is selected"
+    return ["", counts, *reasons]
+
+
+def as_json(parties: Sequence[Party], found: Sequence[Cell]) -> dict[str, object]:
+    pairs = [
+        {"first": name_of(cell.first), "second": name_of(cell.second), "works": cell.works, "reason": cell.reason}
+        for cell in found
+    ]
+    return {"components": [name_of(party) for party in parties], "pairs": pairs}
+
+
+def name_of(party: Party) -> str:
+    return f"{party.group}={party.name}"

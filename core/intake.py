@@ -1,0 +1,108 @@
+"""The way in: a frontend's request is checked, rendered (stage 2) and admitted (stage 3)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from core.calls import Call
+from core.front_checks import checked_admit, checked_prepare, checked_render, checked_request, private_prompt
+from core.guard import FrontGuards
+from core.incidents import Incidents
+from core.pipeline import FrontPipeline
+from core.render_threads import RenderThreads
+from core.request import SamplingParams
+from core.spans import StageWork
+from core.stages.frontend import GenerateRequest, Load
+from core.stages.renderer import Prompt, RenderedPrompt
+
+T = TypeVar("T")
+
+
+class Intake:
+    """Makes calls that nobody has registered yet. What a component does wrong fails the call in hand."""
+
+    def __init__(
+        self,
+        pipeline: FrontPipeline,
+        guards: FrontGuards,
+        incidents: Incidents,
+        clock: Callable[[], float],
+        num_threads: int,
+    ):
+        self._pipeline = pipeline
+        self._guards = guards
+        self._incidents = incidents
+        self._clock = clock
+        self._threads = RenderThreads(num_threads, pipeline.limits)
+        self._serial = itertools.count()
+        self.num_rendering = 0  # choices of calls that are being rendered
+
+    def close(self) -> None:
+        self._threads.close()
+
+    async def render(self, prompt: Prompt) -> RenderedPrompt:
+        private = self._guards.frontend.call(private_prompt, prompt)
+        return await self._in_thread(partial(self._render, private))
+
+    async def calls(self, requests: Sequence[GenerateRequest], load: Callable[[], Load], work: StageWork) -> list[Call]:
+        """Stages 2 and 3 for calls that stand or fall together: raises unless all pass."""
+        checked = [self._guards.frontend.call(checked_request, request) for request in requests]
+        admission = self._pipeline.admission
+        num_choices = sum(request.params.n for request in checked)
+        self._guards.admission.call(admission.check_room, num_choices, load())
+        calls = [await self._prepared(request, work) for request in checked]
+        expected = load()
+        for call in calls:
+            self._admit(call, expected)
+            expected = _with_call(expected, call)
+        return calls
+
+    async def _prepared(self, request: GenerateRequest, work: StageWork) -> Call:
+        key, arrival = f"{request.request_id}~{next(self._serial)}", self._clock()
+        self.num_rendering += request.params.n
+        try:
+            rendered, params = await self._in_thread(partial(self._rendered, request))
+        finally:
+            self.num_rendering -= request.params.n
+        return Call(key, request, rendered.token_ids, params, work, arrival, rendered=self._clock())
+
+    def _rendered(self, request: GenerateRequest) -> tuple[RenderedPrompt, SamplingParams]:
+        self._pipeline.check_fields(request.params)
+        self._pipeline.check_running(request.params, self._incidents.latest())
+        rendered = self._render(request.prompt)
+        return rendered, self._guards.renderer.call(checked_prepare, self._pipeline.renderer, request.params)
+
+    def _render(self, prompt: Prompt) -> RenderedPrompt:
+        return self._guards.renderer.call(
+            checked_render, self._pipeline.renderer, prompt, self._pipeline.model.vocab_size
+        )
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        renderer = self._guards.renderer
+        try:
+            return await self._threads.run(work, renderer.blocked)
+        except TimeoutError:
+            raise renderer.error(f"no answer within {self._pipeline.limits.render_timeout:g} s") from None
+
+    def _admit(self, call: Call, load: Load) -> None:
+        started = self._clock()
+        call.sequences = self._guards.admission.call(
+            checked_admit,
+            self._pipeline.admission,
+            replace(call.request, request_id=call.key),
+            call.prompt_token_ids,
+            call.params,
+            load,
+            self._pipeline.model.max_model_len,
+        )
+        call.admit_s = self._clock() - started
+
+
+def _with_call(load: Load, call: Call) -> Load:
+    n = len(call.sequences)
+    tokens = load.prompt_tokens_in_flight + n * len(call.prompt_token_ids)
+    return replace(load, in_flight=load.in_flight + n, prompt_tokens_in_flight=tokens)

@@ -1,0 +1,177 @@
+"""What a failing plugin does to others: each stage × each kind of fault, with 32 requests running.
+
+In each cell one request (`victim`) meets the fault. Promised: every other request ends with the tokens it gets alone, the
+victim fails with an error that names the plugin or is not hurt, and nothing that requests held is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from core.errors import NonetError
+from core.session import Session, open_session
+from core.stages.frontend import GenerateRequest
+from core.testing.faulty import AFTER_TOKENS, KINDS, NAN, PLUGIN, VICTIM, WRAPPERS, Fault, with_fault
+from core.testing.pipelines import RunningPipeline, call, joined
+
+GROUPS = ("frontend", *WRAPPERS)
+NUM_REQUESTS = 32
+MAX_TOKENS = 20  # a new KV block is needed after the fault is due
+NEEDS = {"logits_processors": ("logits_processors=[min_tokens]",), "observers": ("observers=[prometheus]",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One stage, one kind of fault."""
+
+    group: str
+    kind: str
+    fired: int  # how often the fault was met
+    others_equal: int  # of `NUM_REQUESTS` - 1: those that ended with the tokens of a solo run
+    victim: str  # "unhurt", or the error that it ended with
+    incident: str  # what the pipeline says of the plugin
+    whole: str  # "" where nothing is left behind
+    seconds: float
+
+    @property
+    def problem(self) -> str:
+        """ "" where all is as promised."""
+        if not self.fired:
+            return "the fault was not met"
+        if self.others_equal != NUM_REQUESTS - 1:
+            return f"{NUM_REQUESTS - 1 - self.others_equal} of the others were hurt"
+        if self.whole:
+            return self.whole
+        if self.victim != "unhurt" and self.group != "frontend" and PLUGIN.distribution not in self.victim:
+            return f"the error does not name the plugin: {self.victim}"
+        if self.victim == "unhurt" and self.kind in ("raise", "wrong shape", "NaN") and self.group != "observers":
+            return "the victim noticed nothing"
+        if self.kind == "block" and self.group not in ("frontend", "renderer") and "block" not in self.incident:
+            return f"the block was not reported: {self.incident or 'no incident'}"
+        return ""
+
+    @property
+    def word(self) -> str:
+        if self.problem:
+            return "BROKEN"
+        return "unhurt" if self.victim == "unhurt" else "fails alone"
+
+
+def requests() -> list[GenerateRequest]:
+    """31 requests and, among them, the victim."""
+    calls = [call(f"r{index}", f"story number {index}", MAX_TOKENS) for index in range(NUM_REQUESTS - 1)]
+    return [*calls[:16], call(VICTIM, f"{VICTIM} of a fault", MAX_TOKENS), *calls[16:]]
+
+
+@asynccontextmanager
+async def _running(session: Session) -> AsyncIterator[RunningPipeline]:
+    pipeline = RunningPipeline(session)
+    await pipeline.front.start(lambda what, done, total: None)
+    try:
+        yield pipeline
+    finally:
+        await pipeline.front.close()
+
+
+async def solo_tokens(session: Session) -> dict[str, list[int]]:
+    """By request id: what each gets when it runs alone."""
+    async with _running(session) as pipeline:
+        return {r.request_id: (await pipeline.answer(r)).token_ids for r in requests()}
+
+
+async def run_cell(session: Session, group: str, kind: str, solo: Mapping[str, list[int]], block_s: float) -> Cell:
+    fault = Fault(kind, block_s)
+    if group in WRAPPERS:
+        session = replace(session, description=with_fault(session.description, group, fault))
+    started = time.perf_counter()
+    async with _running(session) as pipeline:
+        runs = {r.request_id: _answer(pipeline, r, fault, group) for r in requests()}
+        found = dict(zip(runs, await asyncio.gather(*runs.values(), return_exceptions=True), strict=True))
+        await asyncio.sleep(0.1)  # observers run beside
+        incidents = [i for i in pipeline.front.incidents() if i.group == group]
+        whole = await _leftovers(pipeline)
+    equal = sum(found[name] == solo[name] for name in solo if name != VICTIM)
+    victim = _outcome(found[VICTIM], solo[VICTIM])
+    seconds = time.perf_counter() - started
+    return Cell(group, kind, fault.fired, equal, victim, "; ".join(i.reason for i in incidents), whole, seconds)
+
+
+async def _answer(pipeline: RunningPipeline, request: GenerateRequest, fault: Fault, group: str) -> list[int]:
+    if group == "frontend" and request.request_id == VICTIM:
+        return await _faulty_call(pipeline, request, fault)
+    return (await pipeline.answer(request)).token_ids
+
+
+async def _faulty_call(pipeline: RunningPipeline, request: GenerateRequest, fault: Fault) -> list[int]:
+    """A frontend's own faults: it makes a wrong request, or misbehaves while it is answered."""
+    wrong: Any = {"wrong shape": {"prompt": 17}, "NaN": {"priority": NAN}}.get(fault.kind)
+    if wrong is not None:
+        fault.strike(lambda: None)
+        request = replace(request, **wrong)
+    outputs = []
+    async with aclosing(pipeline.front.generate(request)) as deltas:
+        async for output in deltas:
+            outputs.append(output)
+            if wrong is None and len(outputs) == AFTER_TOKENS:
+                fault.strike(lambda: _spoil(outputs))
+    return joined(outputs).token_ids
+
+
+def _spoil(outputs: Sequence[Any]) -> None:
+    for output in outputs:
+        ids = output.prompt_token_ids
+        if isinstance(ids, list):
+            ids.clear()
+
+
+def _outcome(found: object, alone: list[int]) -> str:
+    if isinstance(found, BaseException):
+        return str(found) if isinstance(found, NonetError) else f"{type(found).__name__}: {found}"
+    return "unhurt" if found == alone else f"other tokens: {found}"
+
+
+async def _leftovers(pipeline: RunningPipeline) -> str:
+    try:
+        await pipeline.assert_whole()
+    except AssertionError as error:
+        return f"left behind: {error or 'blocks'}"
+    return ""
+
+
+async def fault_table(
+    overrides: Sequence[str], groups: Sequence[str] = GROUPS, kinds: Sequence[str] = KINDS, block_s: float = 5.0
+) -> list[Cell]:
+    """Every cell. `overrides` choose the model; it runs in float32, so that tokens can be compared."""
+    fixed = (
+        "process.separate=false",
+        "model.dtype=float32",
+        f"plugins.block_timeout={block_s / 2}",
+        "plugins.on_failure=disable",
+    )
+    cells, solo = [], await solo_tokens(open_session([*overrides, *fixed]))
+    for group in groups:
+        session = open_session([*overrides, *fixed, *NEEDS.get(group, ())])
+        cells += [await run_cell(session, group, kind, solo, block_s) for kind in kinds]
+    return cells
+
+
+def as_table(cells: Sequence[Cell]) -> str:
+    """Stages down, kinds across; below it what is broken, and one line of figures."""
+    kinds = list(dict.fromkeys(cell.kind for cell in cells))
+    lines = [f"{'stage':<20}" + "".join(f"{kind:<14}" for kind in kinds)]
+    for group in dict.fromkeys(cell.group for cell in cells):
+        words = {cell.kind: cell.word for cell in cells if cell.group == group}
+        lines.append(f"{group:<20}" + "".join(f"{words.get(kind, '-'):<14}" for kind in kinds))
+    broken = [cell for cell in cells if cell.problem]
+    lines += [f"{cell.group} × {cell.kind}: {cell.problem}" for cell in broken]
+    unhurt = sum(cell.others_equal for cell in cells)
+    lines.append(
+        f"{len(cells)} cells, {len(cells) - len(broken)} as promised; {unhurt} of {len(cells) * (NUM_REQUESTS - 1)} "
+        "other requests ended with the tokens of a solo run"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,242 @@
+"""The chain of logits processors: which rows each is shown, what is kept of a request, and what becomes of one that fails.
+
+A step costs a comparison of request ids where its rows are those of the step before, and per processor with rows one call
+and a few checks. Everything else happens when the set of rows changes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from core.batch import SampledRow
+from core.errors import PluginError, Terminated
+from core.logits_rows import Member, Plan, Share, share_out
+from core.outputs import PluginIncident
+from core.stages.logits_processor import GROUP, asks_for, parsed_params
+
+log = logging.getLogger("nonet.logits_processors")
+
+MAX_INCIDENTS = 64  # kept where nobody fetches them
+
+
+class ProcessorChain:
+    """See `core.stages.logits_processor.LogitsChain`.
+
+    A failure in a step of several requests only raises: the engine runs the step again, each request alone, and there it is
+    the failure of that request, counted once. After `quarantine_after` of them the processor is switched off: requests that
+    asked for it end with an error, others go on without it. A call that takes longer than `block_timeout` seconds counts too.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        device: str = "cpu",
+        quarantine_after: int = 3,
+        block_timeout: float = 5.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self._members = tuple(members)
+        self._device = device  # of the logits
+        self._quarantine_after = quarantine_after
+        self._block_timeout = block_timeout
+        self._clock = clock
+        self._plan: Plan | None = None
+        self._alone = False  # the step's rows are one request's
+        self._unexplained: tuple[Member, str] | None = None  # a shared step failed, and no request alone has yet
+        self._incidents: deque[PluginIncident] = deque(maxlen=MAX_INCIDENTS)
+
+    def touches(self, rows: Sequence[SampledRow]) -> Sequence[int]:
+        return self._plan_of(rows).touched
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
+        plan = self._plan_of(rows)
+        was_bad = plan.alone and bool(plan.shares) and _fault(logits[0]) is not None  # then it is the model's fault
+        for share in plan.shares:
+            finished = self._edit(share, logits, rows, plan)
+            if plan.alone and not was_bad:
+                self._refuse_spoilt(share, logits, plan)
+            if finished:
+                self._finish(share, rows, finished)
+
+    def blame(self, row: SampledRow) -> str:
+        suspects = [member for member in self._members if member.states.get(row.request_id) is not None]
+        names = " and ".join(member.who for member in suspects)
+        if len(suspects) > 1 and not self._alone:
+            raise PluginError(f"one of {names} left a request without a token to draw")
+        if len(suspects) == 1:
+            self._count(suspects[0], row.request_id, "it left a request without a token to draw")
+        return f" (after {names})" if names else ""
+
+    def forget(self, request_ids: Sequence[str]) -> None:
+        for member in self._members:
+            for request_id in request_ids:
+                member.failed.discard(request_id)
+                if request_id in member.states:
+                    del member.states[request_id]
+                    self._plan = None
+
+    def incidents(self) -> Sequence[PluginIncident]:
+        if not self._incidents:
+            return ()
+        found = tuple(self._incidents)
+        self._incidents.clear()
+        return found
+
+    def _plan_of(self, rows: Sequence[SampledRow]) -> Plan:
+        request_ids = [row.request_id for row in rows]
+        plan = self._plan
+        if plan is None or plan.request_ids != request_ids:
+            self._plan = None
+            plan = self._new_plan(rows, request_ids)
+            self._plan = None if any(share.member.quarantined for share in plan.shares) else plan
+            self._alone = plan.alone
+        return plan
+
+    def _new_plan(self, rows: Sequence[SampledRow], request_ids: list[str]) -> Plan:
+        alone = len(set(request_ids)) == 1
+        if not alone:
+            self._count_unexplained()
+        wanted = []
+        for member in self._members:
+            if member.quarantined:
+                member.states.clear()
+                _refuse_asking(member, rows)
+            else:
+                wanted.append((member, [self._state(member, row, alone) for row in rows]))
+        shares = share_out(wanted, self._device)
+        touched = sorted({index for share in shares for index in share.indices})
+        return Plan(request_ids, alone, shares, tuple(touched))
+
+    def _state(self, member: Member, row: SampledRow, alone: bool) -> Any:
+        """The first of a request's rows decides: what comes before it is settled."""
+        if row.request_id not in member.states:
+            values = row.params.extra.get(member.name)
+            started = self._clock()
+            try:
+                params = parsed_params(member.params, values) if member.params and values is not None else None
+                member.states[row.request_id] = member.processor.state(row, params)
+            except Terminated:
+                raise
+            except (Exception, SystemExit) as error:  # a stranger's code may raise anything
+                self._fail(member, f"{type(error).__name__}: {error}", row.request_id if alone else None, error)
+            self._watch(member, started)
+        return member.states[row.request_id]
+
+    def _edit(self, share: Share, logits: torch.Tensor, rows: Sequence[SampledRow], plan: Plan) -> Sequence[int] | None:
+        member, only = share.member, plan.request_ids[0] if plan.alone else None
+        part = share.take(logits)
+        storage = _storage(part)
+        started = self._clock()
+        try:
+            finished = member.processor.apply(part, share.rows(rows), share.states)
+        except Terminated:
+            raise
+        except (Exception, SystemExit) as error:
+            self._fail(member, f"{type(error).__name__}: {error}", only, error)
+        if _storage(part) != storage:
+            self._fail(member, "it gave the logits another shape, type or storage; they are edited in place", only)
+        if finished is not None and not _are_indices(finished, len(share.indices)):
+            reason = f"apply returned {type(finished).__name__}; logits are edited in place, and it returns row indices or None"
+            self._fail(member, reason, only)
+        share.put_back(logits)
+        self._watch(member, started)
+        return finished
+
+    def _refuse_spoilt(self, share: Share, logits: torch.Tensor, plan: Plan) -> None:
+        """One request's step: what is not finite now is this processor's doing. Rows after a draft may never count, so they
+        are left to the sampler, which knows how far drafts are accepted."""
+        fault = _fault(logits[0])
+        if fault is not None:
+            self._fail(share.member, f"it left {fault}", plan.request_ids[0])
+
+    def _finish(self, share: Share, rows: Sequence[SampledRow], finished: Sequence[int]) -> None:
+        """A row after a draft is not the request's last word: drafts may be rejected."""
+        for index in finished:
+            row = rows[share.indices[index]]
+            if not row.draft_token_ids:
+                share.member.states[row.request_id] = None
+                self._plan = None
+
+    def _fail(
+        self, member: Member, reason: str, request_id: str | None, cause: BaseException | None = None
+    ) -> NoReturn:
+        """`request_id`: whose failure it is; None where several requests shared the call."""
+        self._plan = None  # with the memory that it may hold
+        if request_id is not None:
+            self._count(member, request_id, reason)
+        else:
+            self._unexplained = member, reason
+        raise PluginError(f"{member.who} failed: {reason}") from cause
+
+    def _count_unexplained(self) -> None:
+        """The failure of a shared step that no request alone repeats is a failure all the same."""
+        if self._unexplained is not None:
+            member, reason = self._unexplained
+            self._count(member, "", f"{reason} (in a step of several requests only)")
+
+    def _count(self, member: Member, request_id: str, reason: str) -> None:
+        if self._unexplained is not None and self._unexplained[0] is member:
+            self._unexplained = None
+        if request_id and request_id in member.failed:
+            return
+        member.failed.add(request_id)
+        member.failures += 1
+        if member.failures >= self._quarantine_after and not member.quarantined:
+            log.error("%s is switched off after %d failures: %s", member.who, member.failures, reason)
+            member.quarantined = True
+            self._plan = None
+        self._incidents.append(_incident(member, reason))
+
+    def _watch(self, member: Member, started: float) -> None:
+        took = self._clock() - started
+        if took > self._block_timeout:
+            log.warning("%s held a step up for %.1f s", member.who, took)
+            self._count(
+                member, "", f"a call took {took:.1f} s, more than plugins.block_timeout={self._block_timeout:g}"
+            )
+
+
+def _refuse_asking(member: Member, rows: Sequence[SampledRow]) -> None:
+    if any(asks_for(row.params, member.name, member.provides) for row in rows):
+        raise PluginError(f"{member.who} is switched off after {member.failures} failures, and the request asks for it")
+
+
+def _incident(member: Member, reason: str) -> PluginIncident:
+    return PluginIncident(
+        group=GROUP,
+        name=member.name,
+        plugin=member.plugin,
+        reason=reason,
+        failures=member.failures,
+        quarantined=member.quarantined,
+    )
+
+
+def _storage(logits: torch.Tensor) -> tuple[object, ...]:
+    """What an edit in place cannot change."""
+    return logits.shape, logits.dtype, logits.data_ptr(), logits.stride()
+
+
+def _are_indices(value: object, count: int) -> bool:
+    if not isinstance(value, Sequence):
+        return False
+    return all(type(index) is int and 0 <= index < count for index in value)
+
+
+def _fault(row: torch.Tensor) -> str | None:
+    """What keeps a token from being drawn from `row` [V]."""
+    peak = float(row.amax())
+    if math.isfinite(peak):
+        return None
+    return (
+        "no token to draw: every logit is -inf"
+        if peak == -math.inf
+        else f"{'+inf' if peak > 0 else 'NaN'} in the logits"
+    )

@@ -1,0 +1,105 @@
+"""What a model, an attention backend and a sampler may not do in a step, looked at where they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from core.batch import ModelBatch, SamplerOutput
+from core.faults import Faults, SpoiltKVError, StageError, shown
+from core.model.interface import AttentionBackend, AttentionSpec
+
+
+class BatchSeal:
+    """Tells whether somebody wrote into the tensors of a batch, by torch's count of in-place changes."""
+
+    def __init__(self, batch: ModelBatch):
+        self._tensors = (
+            batch.input_ids,
+            batch.positions,
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.block_table,
+            batch.slot_mapping,
+            batch.logits_indices,
+        )
+        self._versions = [tensor._version for tensor in self._tensors]
+
+    def check(self, group: str) -> None:
+        if [tensor._version for tensor in self._tensors] != self._versions:
+            raise SpoiltKVError(group, "it changed the tensors of the batch, which are only to be read")
+
+
+class GuardedAttention:
+    """An `AttentionBackend`. What `forward` raises names its backend by itself (`core.faults.Names.blame`)."""
+
+    def __init__(self, backend: AttentionBackend, faults: Faults):
+        self._backend = backend
+        self._faults = faults
+        self.kv_shape = backend.kv_shape
+
+    def prepare(self, batch: ModelBatch, specs: Sequence[AttentionSpec]) -> Any:
+        return self._faults.call("attention", None, self._backend.prepare, batch, specs)
+
+    def forward(
+        self,
+        spec: AttentionSpec,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+    ) -> torch.Tensor:
+        out = self._backend.forward(spec, q, k, v, kv_cache, metadata)
+        if out.shape != q.shape or out.dtype != q.dtype:
+            got, wanted = f"{list(out.shape)} {out.dtype}", f"{list(q.shape)} {q.dtype}"
+            raise StageError("attention", f"forward returned {got}, where {wanted} is wanted")
+        return out
+
+
+def check_logits(logits: object, batch: ModelBatch, vocab_size: int, device: torch.device) -> None:
+    """Raises StageError where a model did not return [R, V] float32 on its device."""
+    wanted = (batch.logits_indices.shape[0], vocab_size)
+    if not isinstance(logits, torch.Tensor):
+        raise StageError("model", f"forward returned {shown(logits)}, which is no tensor")
+    if logits.shape != wanted or logits.dtype != torch.float32 or logits.device.type != device.type:
+        got = f"{list(logits.shape)} {logits.dtype} on {logits.device}"
+        raise StageError("model", f"forward returned logits {got}, where {list(wanted)} float32 on {device} is wanted")
+
+
+def check_sampled(sampled: object) -> None:
+    """Raises StageError for what is not even a SamplerOutput; the engine looks at each request's part."""
+    if not isinstance(sampled, SamplerOutput) or not isinstance(sampled.token_ids, Mapping):
+        raise StageError("sampler", f"sample returned {shown(sampled)}, which is no SamplerOutput")
+
+
+def without_numbers(sampled: SamplerOutput, logits: torch.Tensor, batch: ModelBatch, faults: Faults) -> tuple[str, ...]:
+    """Ids of the requests that failed because the model's logits are no numbers. Costs nothing without an error."""
+    return tuple(
+        key
+        for key, text in sampled.errors.items()
+        if not faults.names.named_in(str(text)) and _has_no_numbers(logits, _rows_of(key, batch))
+    )
+
+
+def blame_model(sampled: SamplerOutput, keys: Sequence[str], faults: Faults) -> SamplerOutput:
+    """The sampler's errors on these requests are the model's doing, or its attention's."""
+    if not keys:
+        return sampled
+    attention = faults.names.of("attention").who
+    errors = {key: faults.fail("model", f"{sampled.errors[key]} (with {attention})", key) for key in keys}
+    faults.requests.clear()
+    return SamplerOutput(sampled.token_ids, sampled.logprobs, sampled.prompt_logprobs, {**sampled.errors, **errors})
+
+
+def _rows_of(key: str, batch: ModelBatch) -> list[int]:
+    sampling = batch.sampling
+    rows = [index for index, row in zip(sampling.sampled_rows, sampling.rows, strict=True) if row.request_id == key]
+    return rows + [index for part in sampling.prompt_rows if part.request_id == key for index in part.rows]
+
+
+def _has_no_numbers(logits: torch.Tensor, rows: Sequence[int]) -> bool:
+    """NaN or +inf; -inf is a mask."""
+    return bool(rows) and not bool((logits[list(rows)] < torch.inf).all())

@@ -1,0 +1,163 @@
+"""What a request may ask of the selected sampler and logits processors: nothing is silently ignored. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from core.errors import PluginError, RequestError, near_matches
+from core.outputs import PluginIncident
+from core.pipeline import PipelineDescription
+from core.plugins import Plugins, Provided, import_target
+from core.request import SamplingParams
+from core.stages.logits_processor import GROUP, asks_for, parsed_params
+from core.stages.sampler import unsupported_fields
+
+MAX_PARAMS_BYTES = 1 << 16  # of one request for one processor, as they are sent
+
+RUNS_PROCESSORS = "logits_processors"
+"""The word that a sampler which runs `SamplerContext.processors` provides."""
+
+
+def params_class(provided: Provided) -> type[BaseModel] | None:
+    """The pydantic model of a request's own parameters, where the component names one. Raises PluginError."""
+    path = provided.component.params
+    if path is None:
+        return None
+    found = import_target(provided, path)
+    if not (isinstance(found, type) and issubclass(found, BaseModel)):
+        raise PluginError(f"{provided.who}: {path} is no pydantic model; a request's parameters are one")
+    if not found.model_config.get("frozen") or found.model_config.get("extra") != "forbid":
+        raise PluginError(f'{provided.who}: {path} must have the model_config ConfigDict(frozen=True, extra="forbid")')
+    return found
+
+
+class RequestFields:
+    """The check of one request at the edge, before it is rendered (`core.pipeline.FrontPipeline.check_fields`)."""
+
+    def __init__(self, description: PipelineDescription, plugins: Plugins):
+        self._sampler = description.part("sampler").provided
+        self._samplers = plugins.components("sampler")
+        self._installed = plugins.components(GROUP)
+        self._selected = {part.provided.component.name: part.provided for part in description.chain(GROUP)}
+        self._runs_processors = RUNS_PROCESSORS in self._sampler.component.provides
+        self._params = {name: params_class(provided) for name, provided in self._selected.items()}
+
+    def __call__(self, params: SamplingParams) -> None:
+        """Raises RequestError naming the field, and what would support it."""
+        supported = set(self._sampler.component.provides)
+        if self._runs_processors:
+            supported.update(*(provided.component.provides for provided in self._selected.values()))
+        for field in unsupported_fields(params, supported):
+            raise self._unsupported(field)
+        for name, values in params.extra.items():
+            self._check_extra(name, values)
+
+    def check_running(self, params: SamplingParams, incidents: Iterable[PluginIncident]) -> None:
+        """Raises RequestError 503 for a request that asks for a processor which was switched off: another server may have it.
+
+        What it said when it failed is for the operator (log, /health), not for clients.
+        """
+        for incident in incidents:
+            provided = self._selected.get(incident.name) if incident.group == GROUP and incident.quarantined else None
+            if provided is not None and asks_for(params, incident.name, provided.component.provides):
+                raise RequestError(
+                    f"{GROUP}={incident.name} was switched off after {incident.failures} failures; "
+                    "requests that ask for it are refused until the next start",
+                    param=_param_of(params, provided),
+                    code="plugin_quarantined",
+                    status=503,
+                )
+
+    def _unsupported(self, field: str) -> RequestError:
+        samplers = _able(self._samplers, field)
+        processors = _able(self._installed, field)
+        options = [f"sampler={name}" for name in samplers]
+        if self._runs_processors:
+            options += [_adding(name) for name in processors]
+        elif processors:
+            adding = "" if self._selected.keys() & set(processors) else f" {_adding(processors[0])}"
+            options += [f"sampler={name}{adding}" for name in _able(self._samplers, RUNS_PROCESSORS)]
+        hint = f"; serve with {' or '.join(options)} for it" if options else ""
+        who = f"sampler={self._sampler.component.name}"
+        return RequestError(f"{field} is not supported by {who}{hint}", param=field, code="unsupported")
+
+    def _check_extra(self, name: str, values: Mapping[str, Any]) -> None:
+        path = f"{GROUP}.{_printable(name)}"
+        if name not in self._selected:
+            raise self._not_selected(name, path)
+        if not self._runs_processors:
+            options = " or ".join(f"sampler={able}" for able in _able(self._samplers, RUNS_PROCESSORS))
+            message = f"{path}: sampler={self._sampler.component.name} runs no logits processors; serve with {options}"
+            raise RequestError(message, param=path, code="unsupported")
+        model = self._params[name]
+        if model is None:
+            fields = self._selected[name].component.provides
+            hint = f"; it is asked for by the field {' or '.join(fields)}" if fields else ""
+            raise RequestError(f"{path}: {name} takes no parameters{hint}", param=path, code="unsupported")
+        _check_values(model, values, path)
+
+    def _not_selected(self, name: str, path: str) -> RequestError:
+        installed = [provided.component.name for provided in self._installed]
+        if name in installed:
+            message = f"{path}: this server does not run it; serve with {_adding(name)}"
+            return RequestError(message, param=path, code="unsupported")
+        message = f"{path}: there is no such logits processor{near_matches(_printable(name), installed)}"
+        return RequestError(message, param=path, code="unknown_field")
+
+
+def _adding(name: str) -> str:
+    """The override that adds `name` to what is selected."""
+    return f"+{GROUP}=[{name}]"
+
+
+def _able(components: Sequence[Provided], word: str) -> list[str]:
+    return sorted(p.component.name for p in components if word in p.component.provides)
+
+
+def _param_of(params: SamplingParams, provided: Provided) -> str:
+    """The field by which a request asks for a processor."""
+    name = provided.component.name
+    if name in params.extra:
+        return f"{GROUP}.{name}"
+    return next(field for field in provided.component.provides if asks_for(params, "", (field,)))
+
+
+def _check_values(model: type[BaseModel], values: object, path: str) -> None:
+    if not isinstance(values, Mapping):
+        raise RequestError(f"{path}: an object is expected", param=path, code="invalid_type")
+    _check_can_be_sent(values, path)
+    try:
+        parsed_params(model, values)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    except (ValueError, TypeError) as error:  # NaN, or a value that JSON does not have
+        raise RequestError(f"{path}: {error}", param=path) from None
+    else:
+        return
+    place = ".".join([path, *(_printable(str(step)) for step in problem["loc"])])
+    if problem["type"] == "extra_forbidden":
+        hint = near_matches(_printable(str(problem["loc"][-1])), model.model_fields)
+        raise RequestError(f"{place}: there is no such parameter{hint}", param=place, code="unknown_field")
+    code = "missing_field" if problem["type"] == "missing" else "invalid_value"
+    raise RequestError(f"{place}: {problem['msg'].removeprefix('Value error, ')}", param=place, code=code)
+
+
+def _check_can_be_sent(values: Mapping[str, Any], path: str) -> None:
+    """Parameters cross to the engine, once for each choice: whole numbers of 64 bits, text of Unicode, and not too many."""
+    try:
+        size = len(msgspec.msgpack.encode(dict(values)))
+    except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise RequestError(f"{path}: {error}", param=path) from None
+    if size > MAX_PARAMS_BYTES:
+        message = f"{path}: the parameters have {size} bytes, and {MAX_PARAMS_BYTES} is the limit"
+        raise RequestError(message, param=path, code="too_large")
+
+
+def _printable(text: str) -> str:
+    """A client's word for use in a message: short, no control characters."""
+    return re.sub(r"[^\x20-\x7e]", "?", text)[:64]

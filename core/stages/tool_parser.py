@@ -1,0 +1,107 @@
+"""Tool parsers: how a model writes the tools it calls. Text to tool calls, also while it streams (used by stage 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from core.errors import RequestError
+
+if TYPE_CHECKING:
+    from core.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ToolParserContext:
+    model: ModelSpec
+    parsers: tuple[str, ...] = ()  # names of the installed tool parsers that provide "tools"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """New text of one tool call. `name` comes once, with its first delta; `arguments` add up to JSON text.
+
+    `call_id` comes with the name where the model wrote one. Without it the frontend makes one, so that what a parser says
+    depends on the text alone.
+    """
+
+    index: int  # 0, 1, … within the choice, in the order in which the calls begin
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedText:
+    """What is certain after a piece of text: content for the client, and calls. Both are deltas.
+
+    Content comes before the calls of the same piece, or after them: the two are separate streams.
+    """
+
+    content: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+class ToolStream(Protocol):
+    """One choice's text. What all that comes out adds up to depends on the whole text only, not on its pieces.
+
+    Nothing is lost: what is no call is content. White space between calls, and between a call and the ends of the text, may
+    be left out. A call whose arguments have begun to come out cannot be taken back: text that spoils it afterwards is
+    content, and the arguments stay what came before.
+    """
+
+    def push(self, text: str) -> ParsedText:
+        """The next piece. Text that may turn out to be a call is held back. Never raises on any text.
+
+        In time that is linear in the text, and without regular expressions that backtrack or anything that evaluates it.
+        """
+        ...
+
+    def finish(self) -> ParsedText:
+        """The text has ended: what is held back is content, unless it is a whole call. Called once, after all pieces."""
+        ...
+
+
+class ToolParser(Protocol):
+    """Config group `tool_parser`. Called on the event loop: must not block.
+
+    One that parses `provides` the word "tools"; beside another one, requests with tools are refused. After
+    `plugins.quarantine_after` failures it is switched off, and they are refused, too.
+
+    Example::
+
+        class AcmeXml:
+            class Settings(BaseModel):
+                model_config = ConfigDict(frozen=True, extra="forbid")
+
+            def __init__(self, settings: Settings, context: ToolParserContext):
+                pass
+
+            def stream(self, tools: Sequence[Mapping[str, Any]]) -> ToolStream:
+                return AcmeStream([tool["function"]["name"] for tool in tools])
+    """
+
+    def stream(self, tools: Sequence[Mapping[str, Any]]) -> ToolStream:
+        """A new stream for one choice of a request with these tools (OpenAI's shape, checked, never empty).
+
+        Raises RequestError (param `tools`) for tools that it cannot serve.
+        """
+        ...
+
+
+class NoTools:
+    """`tool_parser: none`. A request with tools is refused, with the names of parsers that would serve it."""
+
+    class Settings(BaseModel):
+        model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, settings: Settings, context: ToolParserContext):
+        self._parsers = context.parsers
+
+    def stream(self, tools: Sequence[Mapping[str, Any]]) -> NoReturn:
+        able = " or ".join(f"tool_parser={name}" for name in self._parsers)
+        hint = f"serve with {able}" if able else "none is installed"
+        raise RequestError(f"`tools` need a tool parser; {hint}.", param="tools", code="unsupported")

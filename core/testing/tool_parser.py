@@ -1,0 +1,221 @@
+"""What every tool parser must do, as tests::
+
+    class TestMine(ToolParserContract):
+        component = Mine
+        provides = frozenset({"tools"})
+        examples = {'<call>{"city": "Oslo"}</call>': [("weather", {"city": "Oslo"})]}  # text -> its calls
+
+Without examples the texts here, in formats that models write, are all that is tried: what a parser takes for no call must
+come out as content, whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+
+from core.errors import RequestError
+from core.stages.tool_parser import ParsedText, ToolCallDelta, ToolParser, ToolParserContext
+from core.testing.contract import Contract
+from core.testing.engines import fake_spec
+
+Call = tuple[str, Mapping[str, Any]]  # name and arguments
+
+
+def _tool(name: str, **properties: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}}
+    return {"type": "function", "function": {"name": name, "description": "…", "parameters": schema}}
+
+
+TOOLS = (_tool("weather", city="string", days="integer"), _tool("search", query="string"), _tool("now"))
+ARGUMENTS = {"city": 'São "Oslo" \\ {}', "days": 3}
+_JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
+CALLS = (
+    f'<tool_call>\n{{"name": "weather", "arguments": {_JSON}}}\n</tool_call>',
+    f'<tool_call>{{"arguments": {_JSON}, "name": "weather"}}</tool_call>',
+    f'[TOOL_CALLS][{{"name": "weather", "arguments": {_JSON}}}]',
+    f"[TOOL_CALLS]weather{_JSON}",
+    f'{{"name": "weather", "parameters": {_JSON}}}',
+    f'<|python_tag|>{{"name": "weather", "parameters": {_JSON}}}',
+    f"<function=weather>{_JSON}</function>",
+    f'TOOL {{"name": "weather", "arguments": {_JSON}}}\n',
+    f"```json\n{_JSON}\n```",
+    '[weather(city="Oslo", days=3)]',
+)
+"""One call each, as models of several families write it."""
+
+PLAIN = (
+    "",
+    "Hello.",
+    "  leading and trailing  \n",
+    "a < b and b > c, {braces} and [brackets], a `tool_call`\r\n\tand \u2028 lines",
+    "漢字 🔥 👩‍👩‍👧‍👦 ďábelské \u0000 \ufffd",
+    "<tool_call",
+    "<tool",
+    "</tool_call>",
+    "[TOOL_CALL",
+    "{",
+    "<",
+    '{"name": "no tool of these", "surname": 1}',
+)
+"""No call, whatever the format: half a marker, or none."""
+
+_PIECES = (
+    *CALLS,
+    *PLAIN,
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    '"',
+    "\\",
+    "}",
+    "]",
+    "\n",
+    '{"name": "weather"',
+    ",",
+)
+
+
+@dataclass(slots=True)
+class Told:
+    """What all that a stream said adds up to."""
+
+    content: str = ""
+    calls: dict[int, ToolCallDelta] = field(default_factory=dict)
+
+    def add(self, parsed: ParsedText) -> None:
+        self.content += parsed.content
+        for delta in parsed.tool_calls:
+            known = self.calls.get(delta.index)
+            if known is None:
+                assert delta.index == len(self.calls), f"call {delta.index} begins after {len(self.calls)} calls"
+                assert delta.name, "a call begins without its name"
+                self.calls[delta.index] = delta
+            else:
+                assert delta.name is None and delta.call_id is None, "a call is named twice"
+                arguments = known.arguments + delta.arguments
+                self.calls[delta.index] = ToolCallDelta(known.index, known.call_id, known.name, arguments)
+
+
+def chunks(text: str, rng: random.Random) -> list[str]:
+    """Pieces of 1 to 12 characters."""
+    pieces, start = [], 0
+    while start < len(text):
+        end = start + rng.randint(1, 12)
+        pieces.append(text[start:end])
+        start = end
+    return pieces
+
+
+class ToolParserContract(Contract):
+    examples: ClassVar[Mapping[str, Sequence[Call]]] = {}
+
+    @pytest.fixture
+    def parser(self) -> ToolParser:
+        self.needs("tools")
+        return self.make_parser()
+
+    def make_parser(self) -> ToolParser:
+        parser: ToolParser = self.make(ToolParserContext(fake_spec(), ("other",)))
+        return parser
+
+    def tell(self, parser: ToolParser, pieces: Iterable[str]) -> Told:
+        stream, told = parser.stream(TOOLS), Told()
+        for piece in pieces:
+            told.add(stream.push(piece))
+        told.add(stream.finish())
+        return told
+
+    def texts(self) -> tuple[str, ...]:
+        """Every example and call alone, twice, and with words around it."""
+        calls = (*self.examples, *CALLS)
+        around = tuple(f"Let me see. {call} Is that all?" for call in calls)
+        return (*PLAIN, *calls, *(call + call for call in calls), *(f"{call}\n{call}" for call in calls), *around)
+
+    def test_tools_are_refused_where_none_are_parsed(self) -> None:
+        if "tools" in self.provides:
+            assert self.make_parser().stream(TOOLS) is not None
+            return
+        with pytest.raises(RequestError) as caught:
+            self.make_parser().stream(TOOLS)
+        assert caught.value.param == "tools"
+
+    def test_what_is_no_call_is_content(self, parser: ToolParser) -> None:
+        for text in PLAIN:
+            told = self.tell(parser, [text])
+            assert (told.content, told.calls) == (text, {}), f"of {text!r} {told.content!r} is left"
+
+    def test_nothing_of_a_text_is_lost(self, parser: ToolParser) -> None:
+        """Content is the whole text, or all of it but the calls."""
+        for text in self.texts():
+            told = self.tell(parser, [text])
+            if not told.calls:
+                assert told.content == text, f"of {text!r} {told.content!r} is left, and no call"
+            if text.startswith("Let me see."):
+                words = ("Let me see.", "Is that all?")
+                assert all(word in told.content for word in words), f"words around a call are lost: {told.content!r}"
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_streamed_equals_whole_under_any_chunking(self, parser: ToolParser, seed: int) -> None:
+        rng = random.Random(seed)
+        for text in self.texts():
+            whole = self.tell(parser, [text])
+            for pieces in (list(text), chunks(text, rng), [text[:1], text[1:]], [text[:-1], text[-1:]]):
+                told = self.tell(parser, pieces)
+                assert told == whole, f"{text!r} in the pieces {pieces} gives {told}, at once {whole}"
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_no_text_is_too_odd(self, parser: ToolParser, seed: int) -> None:
+        """Markers, quotes and halves of calls in any order: nothing raises, and pieces change nothing."""
+        rng = random.Random(seed)
+        for _ in range(60):
+            text = "".join(rng.choice(_PIECES) for _ in range(rng.randint(1, 8)))
+            text = text[rng.randint(0, 5) : len(text) - rng.randint(0, 5)]
+            whole, streamed = self.tell(parser, [text]), self.tell(parser, chunks(text, rng))
+            assert streamed == whole, f"{text!r} streamed gives {streamed}, at once {whole}"
+            assert whole.calls or whole.content == text, f"of {text!r} {whole.content!r} is left, and no call"
+
+    @pytest.mark.parametrize("unit", ["<", "{", '"', "\\", "<tool_call>", '{"name": ', "[", "a "])
+    def test_long_texts_end(self, parser: ToolParser, unit: str) -> None:
+        text = unit * (20_000 // len(unit))
+        assert self.tell(parser, [text]) == self.tell(parser, list(text))
+
+    def test_a_whole_call_has_its_name_and_its_arguments(self, parser: ToolParser) -> None:
+        for text in CALLS:
+            for call in self.tell(parser, list(text)).calls.values():
+                assert call.name == "weather"
+                found = json.loads(call.arguments)
+                expected = ARGUMENTS if "São" in text else {"city": "Oslo", "days": 3}
+                assert found == expected, f"{text!r} has the arguments {expected}, not {found}"
+
+    def test_examples_have_their_calls(self, parser: ToolParser) -> None:
+        for text, calls in self.examples.items():
+            told = self.tell(parser, list(text))
+            assert [(call.name, json.loads(call.arguments)) for call in told.calls.values()] == [
+                tuple(c) for c in calls
+            ]
+
+    def test_streams_do_not_mix(self, parser: ToolParser) -> None:
+        texts = self.texts()[-6:]
+        streams, told = [parser.stream(TOOLS) for _ in texts], [Told() for _ in texts]
+        for at in range(max(map(len, texts))):
+            for stream, text, one in zip(streams, texts, told, strict=True):
+                if at < len(text):
+                    one.add(stream.push(text[at]))
+        for stream, text, one in zip(streams, texts, told, strict=True):
+            one.add(stream.finish())
+            assert one == self.tell(parser, [text])
+
+    def test_the_tools_are_left_as_they_are(self, parser: ToolParser) -> None:
+        tools = copy.deepcopy(list(TOOLS))
+        stream = parser.stream(tools)
+        for text in self.texts():
+            stream.push(text)
+        stream.finish()
+        assert tools == list(TOOLS)

@@ -1,0 +1,85 @@
+"""Rows without a token to sample: whose fault each is, as an error of its request.
+
+A row is looked at before anything edits it, where a mask cannot hide what the model did; after the logits processors; and
+after the sampler's own masks. The first finding counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import torch
+
+from core.batch import SampledRow
+from core.stages.logits_processor import LogitsChain
+from plugins.samplers.verify import AcceptedRows, take_rows
+
+
+class After(StrEnum):
+    """What has edited the row by then, in the words of the error message."""
+
+    MODEL = "at this position"
+    PROCESSORS = "after the logits processors"
+    MASKS = "with these sampling parameters"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    after: After
+    peak: float  # the row's largest logit: NaN, +inf or -inf
+
+    @property
+    def reason(self) -> str:
+        if self.peak == float("-inf"):
+            return f"no token can be sampled {self.after}: every logit is -inf (masked)"
+        whose = "the" if self.after is After.PROCESSORS else "the model's"
+        return f"{whose} logits hold {'NaN' if self.peak != self.peak else '+inf'}; no token can be sampled"
+
+
+class BadRows(Collection[int]):
+    """Indices into the S rows, each with its first finding."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Finding] = {}
+
+    def __contains__(self, row: object) -> bool:
+        return row in self._found
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, peaks: Mapping[int, float], after: After, only: Collection[int] | None = None) -> None:
+        for row, peak in peaks.items():
+            if only is None or row in only:
+                self._found.setdefault(row, Finding(after, peak))
+
+    def errors(self, kept: AcceptedRows, rows: Sequence[SampledRow], chain: LogitsChain) -> dict[str, str]:
+        """By request id. A row matters only where acceptance reaches it, so nobody is blamed before."""
+        errors = {}
+        for request_id, row in kept.failed.items():
+            finding = self._found[row]
+            blame = chain.blame(rows[row]) if finding.after is After.PROCESSORS else ""
+            errors[request_id] = finding.reason + blame
+        return errors
+
+
+def bad_peaks(peaks: torch.Tensor) -> dict[int, float]:
+    """Rows whose largest logit is not a finite number, with it. `peaks` [S]; NaN anywhere in a row makes its peak NaN."""
+    finite = torch.isfinite(peaks)
+    if bool(finite.all()):
+        return {}
+    return {row: float(peaks[row]) for row in torch.nonzero(~finite).flatten().tolist()}
+
+
+def bad_among(logits: torch.Tensor, indices: Sequence[int]) -> dict[int, float]:
+    """As `bad_peaks`, of the rows `indices` (ascending) of [S, V] alone."""
+    if not indices:
+        return {}
+    found = bad_peaks(take_rows(logits, np.array(indices)).amax(-1))
+    return {indices[index]: peak for index, peak in found.items()}

@@ -1,0 +1,10 @@
+"""The built-in executor keeps the contract."""
+
+from __future__ import annotations
+
+from core.model.local_executor import LocalExecutor
+from core.testing.executor import ExecutorContract
+
+
+class TestLocal(ExecutorContract):
+    component = LocalExecutor

@@ -1,0 +1,1 @@
+raise ImportError("libfast.so.3: cannot open shared object file:\nno such file")

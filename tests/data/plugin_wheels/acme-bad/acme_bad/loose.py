@@ -1,0 +1,6 @@
+from pydantic import BaseModel
+
+
+class Loose:
+    class Settings(BaseModel):
+        pass

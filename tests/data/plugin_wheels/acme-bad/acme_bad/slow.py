@@ -1,0 +1,5 @@
+import time
+
+NONET_API = "1.1"
+
+time.sleep(600)

@@ -1,0 +1,1 @@
+"""The newest waiting request first."""
