@@ -144,8 +144,11 @@ async def test_nan_in_one_requests_kv_reaches_no_other_by_prefix_or_by_block(fol
         with pytest.raises(GenerationError, match="logits hold NaN"):
             await pipeline.answer(call(VICTIM, ids(40, 0), 12))
         assert await tokens(pipeline, [call("again", ids(40, 0), 12)]) == {"again": solo[VICTIM]}
-        assert await pipeline.front.reset_prefix_cache()
-        assert await answer_all(pipeline, at_once) == everyone_else
+        for _ in range(20):  # whether others come while the victim is in its first chunks is up to the machine
+            assert await pipeline.front.reset_prefix_cache()
+            assert await answer_all(pipeline, at_once) == everyone_else
+            if pipeline.engine._faults.cautious:
+                break
         assert pipeline.engine._faults.cautious
         assert await tokens(pipeline, [c for c in wanted if c.request_id != VICTIM]) == everyone_else
 
