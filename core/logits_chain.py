@@ -17,6 +17,7 @@ import torch
 
 from core.batch import SampledRow
 from core.errors import PluginError, Terminated
+from core.faults import described
 from core.logits_rows import Member, Plan, Share, share_out
 from core.outputs import PluginIncident
 from core.stages.logits_processor import GROUP, asks_for, parsed_params
@@ -24,6 +25,9 @@ from core.stages.logits_processor import GROUP, asks_for, parsed_params
 log = logging.getLogger("nonet.logits_processors")
 
 MAX_INCIDENTS = 64  # kept where nobody fetches them
+
+
+OTHER_STORAGE = "it gave the logits another shape, type or storage; they are edited in place"
 
 
 class ProcessorChain:
@@ -48,6 +52,7 @@ class ProcessorChain:
         self._block_timeout = block_timeout
         self._clock = clock
         self._plan: Plan | None = None
+        self._rows: Sequence[SampledRow] = ()  # of the step that `_plan` was last asked for
         self._alone = False  # the step's rows are one request's
         self._unexplained: tuple[Member, str] | None = None  # a shared step failed, and no request alone has yet
         self._incidents: deque[PluginIncident] = deque(maxlen=MAX_INCIDENTS)
@@ -57,13 +62,18 @@ class ProcessorChain:
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
         plan = self._plan_of(rows)
-        was_bad = plan.alone and bool(plan.shares) and _fault(logits[0]) is not None  # then it is the model's fault
+        if not plan.shares:
+            return
+        was_bad = plan.alone and _fault(logits[0]) is not None  # then it is the model's fault
+        storage = _storage(logits)
         for share in plan.shares:
             finished = self._edit(share, logits, rows, plan)
             if plan.alone and not was_bad:
                 self._refuse_spoilt(share, logits, plan)
             if finished:
                 self._finish(share, rows, finished)
+        if _storage(logits) != storage:  # whose doing it was, the request alone will show
+            self._fail(plan.shares[-1].member, OTHER_STORAGE, None)
 
     def blame(self, row: SampledRow) -> str:
         suspects = [member for member in self._members if member.states.get(row.request_id) is not None]
@@ -90,13 +100,16 @@ class ProcessorChain:
         return found
 
     def _plan_of(self, rows: Sequence[SampledRow]) -> Plan:
-        request_ids = [row.request_id for row in rows]
         plan = self._plan
+        if plan is not None and rows is self._rows:  # `touches`, then `apply`
+            return plan
+        request_ids = [row.request_id for row in rows]
         if plan is None or plan.request_ids != request_ids:
             self._plan = None
             plan = self._new_plan(rows, request_ids)
             self._plan = None if any(share.member.quarantined for share in plan.shares) else plan
             self._alone = plan.alone
+        self._rows = rows
         return plan
 
     def _new_plan(self, rows: Sequence[SampledRow], request_ids: list[str]) -> Plan:
@@ -125,23 +138,23 @@ class ProcessorChain:
             except Terminated:
                 raise
             except (Exception, SystemExit) as error:  # a stranger's code may raise anything
-                self._fail(member, f"{type(error).__name__}: {error}", row.request_id if alone else None, error)
+                self._fail(member, described(error), row.request_id if alone else None, error)
             self._watch(member, started)
         return member.states[row.request_id]
 
     def _edit(self, share: Share, logits: torch.Tensor, rows: Sequence[SampledRow], plan: Plan) -> Sequence[int] | None:
         member, only = share.member, plan.request_ids[0] if plan.alone else None
         part = share.take(logits)
-        storage = _storage(part)
+        storage = _storage(part) if plan.alone or part is not logits else None
         started = self._clock()
         try:
             finished = member.processor.apply(part, share.rows(rows), share.states)
         except Terminated:
             raise
         except (Exception, SystemExit) as error:
-            self._fail(member, f"{type(error).__name__}: {error}", only, error)
-        if _storage(part) != storage:
-            self._fail(member, "it gave the logits another shape, type or storage; they are edited in place", only)
+            self._fail(member, described(error), only, error)
+        if storage is not None and _storage(part) != storage:
+            self._fail(member, OTHER_STORAGE, only)
         if finished is not None and not _are_indices(finished, len(share.indices)):
             reason = f"apply returned {type(finished).__name__}; logits are edited in place, and it returns row indices or None"
             self._fail(member, reason, only)
