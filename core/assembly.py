@@ -15,17 +15,17 @@ from pydantic import BaseModel
 
 from core.cache.kv_cache import CacheContext, CacheSettings
 from core.capabilities import check_composition, check_model, check_resolved
+from core.config.keys import validated
 from core.errors import ConfigError, NonetError, PluginError, Terminated
-from core.faults import Faults
-from core.guard import FrontLimits
+from core.front.request_fields import RequestFields, params_class
 from core.hookspecs import CHAINS, GROUPS
-from core.known_keys import validated
+from core.isolation.faults import Faults
+from core.isolation.front import FrontLimits
 from core.model.interface import AttentionBackend, AttentionContext, Executor, ExecutorContext
 from core.observers import Named, ObserverContext, Observers
 from core.pipeline import EnginePipeline, FrontPipeline, Part, PipelineDescription
 from core.plugins import Plugins, import_target, load_plugins
 from core.progress import Progress, no_progress
-from core.request_fields import RequestFields, params_class
 from core.settings import MODEL_KEYS, PluginSettings, Selection, Settings, settings_class
 from core.stages.admission import Admission, AdmissionContext
 from core.stages.completion import CompletionContext
@@ -38,9 +38,9 @@ from core.stages.scheduler import SchedulerSettings
 from core.stages.tool_parser import NoTools, ToolParser, ToolParserContext
 
 if TYPE_CHECKING:
+    from core.border.step_loop import EngineLoop
     from core.model.spec import ModelSpec
     from core.model.tokenizer import Tokenizer
-    from core.step_loop import EngineLoop
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -201,7 +201,7 @@ def _settings_of(description: PipelineDescription, group: str, base: type[S]) ->
 def _build_executor(
     description: PipelineDescription, settings: Settings, plugins: Plugins, spec: ModelSpec, progress: Progress
 ) -> Executor:
-    from core.sampling import SamplerBuilder
+    from core.logits.sampling import SamplerBuilder
 
     limits = _settings_of(description, "scheduler", SchedulerSettings)
     processors = description.chain("logits_processors")

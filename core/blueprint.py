@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.batching import BatchBuilder
-from core.cache.guard import GuardedCache
 from core.cache.kv_cache import KVCache
-from core.faults import Faults
+from core.isolation.cache import GuardedCache
+from core.isolation.faults import Faults
+from core.isolation.scheduler import GuardedScheduler
+from core.isolation.stages import GuardedCompletion, GuardedDecode, GuardedPrefill
 from core.model.interface import Executor
 from core.model.spec import ModelSpec
 from core.pipeline import EnginePipeline
-from core.scheduling.guard import GuardedScheduler
-from core.stage_guards import GuardedCompletion, GuardedDecode, GuardedPrefill
 from core.stages.completion import Completion
 from core.stages.decode import Decode
 from core.stages.prefill import Prefill

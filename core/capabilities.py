@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from core.clashes import Clash, Fact, Party, Value, clashes, unaccepted
+from core.config.clashes import Clash, Fact, Party, Value, clashes, unaccepted
 from core.errors import ConfigError, near_matches
 from core.hookspecs import CHAINS, GROUPS, Component
 

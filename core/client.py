@@ -15,14 +15,14 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from core import errors
-from core.child import EngineChild
+from core.border.child import EngineChild
+from core.border.inline_client import InlineClient
+from core.border.step_loop import EngineLoop
+from core.border.thread_client import TURN_S, EngineHealth, EngineStatus, ThreadClient
 from core.errors import EngineDeadError, NonetError, RequestError
-from core.inline_client import InlineClient
 from core.outputs import StepOutput, TokenDelta
 from core.progress import Progress
 from core.request import EngineRequest, FinishReason
-from core.step_loop import EngineLoop
-from core.thread_client import TURN_S, EngineHealth, EngineStatus, ThreadClient
 from core.version import nonet_version
 from core.wire import (
     Add,
@@ -61,7 +61,7 @@ EXIT_GRACE_S = 1.0  # for a child that has said its last word
 
 
 class EngineClient(Protocol):
-    """The engine as the front sees it; the methods say more in `core.thread_client.ThreadClient`.
+    """The engine as the front sees it; the methods say more in `core.border.thread_client.ThreadClient`.
 
     Every request sent gets its final delta through `receive`, or `receive` raises EngineDeadError.
     """

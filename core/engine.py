@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from core.batch import ModelBatch, SamplerOutput, SchedulerOutput, TokenLogprobs, Verdict
-from core.execution import Execution
-from core.faults import SpoiltKVError, StageError, described
+from core.isolation.execution import Execution
+from core.isolation.faults import SpoiltKVError, StageError, described
+from core.isolation.recovery import Recovery
+from core.isolation.scheduler import Live
 from core.model.interface import StepResult
 from core.outputs import PluginIncident, StepOutput, StepStats, TokenDelta
 from core.pipeline import EnginePipeline
-from core.recovery import Recovery
 from core.request import EngineRequest, FinishReason, Request
-from core.scheduling.guard import Live
 from core.wire import EngineInfo
 
 log = logging.getLogger("nonet.engine")
@@ -42,8 +42,8 @@ class Times:
 class Engine:
     """Owns every request between admission and completion. One thread calls it; `step()` is the whole architecture.
 
-    A plugin that fails takes with it the requests that it failed, and no others: see `core.stage_guards` for stages 5, 6 and 9,
-    `core.execution` for the model and the sampler, and `_recover` for the scheduler and the cache.
+    A plugin that fails takes with it the requests that it failed, and no others: see `core.isolation.stages` for stages 5, 6
+    and 9, `core.isolation.execution` for the model and the sampler, `core.isolation.recovery` for the scheduler and the cache.
     """
 
     def __init__(self, pipeline: EnginePipeline, info: EngineInfo):

@@ -10,10 +10,10 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict
 
+from core.front.spans import StageSeconds
 from core.hookspecs import STAGES
 from core.observers import ObserverContext
 from core.outputs import RequestRecord, StepStats
-from core.spans import StageSeconds
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 IN_STEPS = tuple(each.name for each in fields(StageSeconds))

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from core.canonical import digest, plain
-from core.faults import ComponentName, Names
-from core.guard import FrontLimits
+from core.config.hashes import digest, plain
 from core.hookspecs import CHAINS
+from core.isolation.faults import ComponentName, Names
+from core.isolation.front import FrontLimits
 from core.plugins import Provided
 
 if TYPE_CHECKING:
     from core.batching import BatchBuilder
-    from core.cache.guard import GuardedCache
-    from core.faults import Faults
+    from core.isolation.cache import GuardedCache
+    from core.isolation.faults import Faults
+    from core.isolation.scheduler import GuardedScheduler
+    from core.isolation.stages import GuardedCompletion, GuardedDecode, GuardedPrefill
     from core.model.interface import Executor
     from core.model.spec import ModelSpec
     from core.observers import Observers
     from core.outputs import PluginIncident
     from core.request import SamplingParams
-    from core.scheduling.guard import GuardedScheduler
-    from core.stage_guards import GuardedCompletion, GuardedDecode, GuardedPrefill
     from core.stages.admission import Admission
     from core.stages.detokenizer import Detokenizer
     from core.stages.renderer import Renderer

@@ -19,8 +19,8 @@ from packaging.utils import canonicalize_name
 
 from core.errors import ConfigError, PluginError, Terminated, near_matches
 from core.hookspecs import Component
-from core.plugin_api import LITERAL, check_api
-from core.plugin_listing import Listing, list_entry_point, list_plugin, one_line
+from core.loading.api import LITERAL, check_api
+from core.loading.listing import Listing, list_entry_point, list_plugin, one_line
 from core.version import nonet_version
 
 ENTRY_POINT_GROUP = "nonet.plugins"

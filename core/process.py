@@ -27,9 +27,9 @@ from typing import get_args
 import msgspec
 import zmq
 
+from core.border.step_loop import EngineLoop, StepLoop
 from core.errors import ConfigError, NonetError, PluginError
 from core.progress import Progress
-from core.step_loop import EngineLoop, StepLoop
 from core.version import nonet_version
 from core.wire import (
     MAX_FRAME_BYTES,
@@ -257,7 +257,7 @@ def die_with_parent() -> None:
 
 
 def main() -> None:
-    """Entry of the child process; see `core.child.EngineChild` for the other end."""
+    """Entry of the child process; see `core.border.child.EngineChild` for the other end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the front blocked it for the time until here
     faulthandler.enable()

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from core.assembly import build_front, build_frontend, describe, make_engine, read_model
 from core.capabilities import check_model
-from core.compose import ComposedConfig, compose, values_named
+from core.config.compose import ComposedConfig, compose, values_named
+from core.config.keys import validated
 from core.errors import NonetError, PluginError, Terminated
-from core.faults import described
-from core.known_keys import validated
+from core.isolation.faults import described
 from core.pipeline import FrontPipeline, Part, PipelineDescription
 from core.plugins import Plugins, import_target, load_plugins
 from core.progress import Progress, no_progress
@@ -27,7 +27,7 @@ from core.settings import PluginSettings, Settings
 
 if TYPE_CHECKING:
     from core.client import EngineClient
-    from core.front import Front
+    from core.front.front import Front
     from core.model.spec import ModelSpec
     from core.model.tokenizer import Tokenizer
     from core.outputs import StepStats
@@ -121,7 +121,7 @@ async def _started_front(
     step_observers: Sequence[Callable[[StepStats], None]],
     imports: Sequence[Part],
 ) -> Front:
-    from core.front import Front
+    from core.front.front import Front
     from core.model.describe import ANY_MODEL_TYPE
 
     separate = session.settings.process.separate

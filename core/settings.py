@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from core.client import EngineProcessSettings
+from core.config.keys import validated
 from core.errors import ConfigError, PluginError, near_matches
 from core.hookspecs import CHAINS, GROUPS
-from core.known_keys import validated
 from core.model.sources import DEFAULT_SOURCE
 from core.plugins import (
     MAX_START_TIMEOUT_S,

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from core.commands.explain import is_default, rows
 from core.commands.request_arguments import split
-from core.known_keys import validated
+from core.config.keys import validated
 from core.lab.bench import StepLog, measure
 from core.lab.workloads import FixedLengths
 from core.progress import ProgressBars

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from core.canonical import plain
+from core.config.hashes import plain
 from core.errors import ConfigError, near_matches
 from core.hookspecs import CHAINS, STAGES
 from core.pipeline import Part

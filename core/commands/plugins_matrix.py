@@ -13,8 +13,8 @@ from itertools import combinations
 
 from core.assembly import describe
 from core.capabilities import config_facts, installed, party_of
-from core.clashes import Fact, Party, clashes
-from core.compose import compose
+from core.config.clashes import Fact, Party, clashes
+from core.config.compose import compose
 from core.errors import ConfigError
 from core.hookspecs import CHAINS
 from core.plugins import Plugins, load_plugins

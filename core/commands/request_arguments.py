@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.config_files import CONFIG_DIR
+from core.config.files import CONFIG_DIR
+from core.config.overrides import ROOTS
 from core.errors import ConfigError
-from core.overrides import ROOTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from core.front import Front
+from core.front.front import Front
 from core.lab.workloads import FixedLengths, WorkItem, fixed_lengths
 from core.outputs import StepStats, Timings
 from core.request import SamplingParams

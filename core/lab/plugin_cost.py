@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from core.hookspecs import Component
 from core.lab.bench import FRAMEWORK
-from core.logits_chain import ProcessorChain
+from core.logits.chain import ProcessorChain
 from core.observers import ObserverContext
 from core.outputs import RequestRecord, StepStats
 from core.pipeline import Part, PipelineDescription

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from core.batch import ModelBatch, SamplerOutput
-from core.faults import Faults
+from core.isolation.faults import Faults
 from core.outputs import PluginIncident
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 
 from core.batch import ModelBatch, SamplerOutput
 from core.errors import PluginError
-from core.model.checks import BatchSeal, blame_model, check_logits, check_sampled, without_numbers
+from core.isolation.model import BatchSeal, blame_model, check_logits, check_sampled, without_numbers
 from core.model.interface import ExecutorContext, StepResult
 from core.model.model_settings import LocalExecutorSettings
 from core.model.runner import ModelRunner

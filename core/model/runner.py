@@ -12,8 +12,8 @@ from torch import Tensor
 
 from core.batch import ModelBatch, SamplerOutput
 from core.errors import ConfigError
+from core.isolation.model import GuardedAttention
 from core.memory import free_host_memory
-from core.model.checks import GuardedAttention
 from core.model.interface import AttentionContext, AttentionSpec, ExecutorContext, Model, ModelContext, QuantContext
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

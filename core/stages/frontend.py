@@ -68,7 +68,7 @@ class Deltas(Protocol):
 
 
 class FrontHalf(Protocol):
-    """The front half of the pipeline (stages 2, 3, 8 and 9's text side) as a frontend sees it: `core.front.Front`."""
+    """The front half of the pipeline (stages 2, 3, 8 and 9's text side) as a frontend sees it: `core.front.front.Front`."""
 
     @property
     def model(self) -> ModelSpec: ...

@@ -12,7 +12,7 @@ from core.blueprint import Blueprint
 from core.cache.kv_cache import CacheContext, KVCache
 from core.cache.paged import PagedCache
 from core.engine import Engine
-from core.faults import Faults
+from core.isolation.faults import Faults
 from core.model.interface import Executor
 from core.model.spec import ModelFiles, ModelSpec
 from core.request import EngineRequest, SamplingParams

@@ -1,6 +1,6 @@
 """A front half without an engine: it answers with scripted text, so that frontends are tested on their own.
 
-Everything a frontend can see behaves as `core.front.Front` does: choices, seeds, limits, stop strings, logprobs, usage,
+Everything a frontend can see behaves as `core.front.front.Front` does: choices, seeds, limits, stop strings, logprobs, usage,
 errors before and inside an answer, and `aclose()` at any time. `FakeFront.open` names what is still held.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 
 from core.batch import TokenLogprobs
 from core.errors import RequestError
-from core.faults import ComponentName
-from core.guard import Guard
-from core.guarded_tools import GuardedToolParser
-from core.incidents import Incidents
+from core.isolation.faults import ComponentName
+from core.isolation.front import Guard
+from core.isolation.incidents import Incidents
+from core.isolation.tools import GuardedToolParser
 from core.model.spec import ModelFiles, ModelSpec
 from core.model.tokenizer import Tokenizer
 from core.outputs import (

@@ -13,10 +13,10 @@ from typing import Any
 from core.cache.kv_cache import KVCache
 from core.client import InlineClient
 from core.engine import Engine
-from core.faults import ComponentName, Names
-from core.front import Front
-from core.guard import FrontLimits
+from core.front.front import Front
 from core.hookspecs import GROUPS
+from core.isolation.faults import ComponentName, Names
+from core.isolation.front import FrontLimits
 from core.observers import Named, Observers
 from core.outputs import RequestOutput, RequestRecord, StepStats
 from core.pipeline import FrontPipeline

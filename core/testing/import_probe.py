@@ -22,7 +22,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from core.plugin_listing import HEAVY
+from core.loading.listing import HEAVY
 from core.plugins import BUILTINS, ENTRY_POINT_GROUP, PluginRecord, Plugins, load_plugins
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from core.errors import GenerationError
-from core.guard import FrontLimits
+from core.isolation.front import FrontLimits
 from core.outputs import PluginIncident, RequestOutput
 from core.stages.frontend import GenerateRequest
 from core.testing.fronts import FrontHarness, ids_of, oracle, request, text_of

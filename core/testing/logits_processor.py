@@ -23,8 +23,8 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from core.batch import SampledRow
-from core.logits_chain import ProcessorChain
-from core.logits_rows import Member
+from core.logits.chain import ProcessorChain
+from core.logits.rows import Member
 from core.model.tokenizer import Tokenizer
 from core.request import SamplingParams
 from core.stages.logits_processor import LogitsProcessor, LogitsProcessorContext, parsed_params

@@ -11,9 +11,9 @@ from typing import Any
 
 from core.assembly import build_front, make_engine, read_model
 from core.batch import TokenLogprobs
+from core.border.inline_client import InlineClient
 from core.engine import Engine
-from core.front import Front
-from core.inline_client import InlineClient
+from core.front.front import Front
 from core.outputs import RequestOutput, StepStats, Usage
 from core.request import FinishReason, SamplingParams
 from core.session import Session, open_session

@@ -23,12 +23,12 @@ import pytest
 from pydantic import BaseModel
 
 from core.capabilities import malformed
-from core.compose import compose
-from core.config_files import CONFIG_DIR, FREE_GROUPS
+from core.config.compose import compose
+from core.config.files import CONFIG_DIR, FREE_GROUPS
+from core.config.keys import validated
 from core.errors import NonetError, near_matches
 from core.hookspecs import API_VERSION, CHAINS, GROUPS
-from core.known_keys import validated
-from core.plugin_api import LITERAL, check_api, declared_literal
+from core.loading.api import LITERAL, check_api, declared_literal
 from core.plugins import ENTRY_POINT_GROUP, PluginRecord, Plugins, Provided, import_target, load_plugins
 from core.settings import Settings, settings_class
 from core.testing.import_probe import others_than, record_of

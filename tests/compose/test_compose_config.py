@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from core.assembly import describe
-from core.compose import compose
+from core.config.compose import compose
 from core.errors import ConfigError, NonetError, PluginError
 from core.hookspecs import CHAINS, GROUPS, STAGES
 from core.plugins import load_plugins
@@ -217,8 +217,8 @@ def test_explain_as_json_has_the_sections_beside_the_groups(capsys):
 
 def test_what_the_selected_sampler_would_ignore_is_refused_by_name(plugins):
     from core.errors import RequestError
+    from core.front.request_fields import RequestFields
     from core.request import SamplingParams
-    from core.request_fields import RequestFields
 
     description = describe(Settings.from_config(compose(["sampler=greedy"], plugins).values), plugins)
     fields_of_request = RequestFields(description, plugins)

@@ -223,9 +223,9 @@ def test_flags_of_explain_are_checked():
 
 def test_a_start_traces_nothing(monkeypatch):
     """Only `explain` and errors want to know; composing for them costs nobody else."""
-    import core.compose
+    import core.config.compose
 
-    monkeypatch.setattr(core.compose, "trace", lambda *arguments: pytest.fail("traced"))
+    monkeypatch.setattr(core.config.compose, "trace", lambda *arguments: pytest.fail("traced"))
     open_session(["+preset=chat", "scheduler.max_num_running_reqs=3"])
 
 

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel
 
 from core.assembly import describe
-from core.compose import compose
+from core.config.compose import compose
 from core.errors import ConfigError
 from core.hookspecs import CHAINS, GROUPS
 from core.plugins import Plugins, load_plugins

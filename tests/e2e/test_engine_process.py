@@ -26,7 +26,7 @@ import pytest
 import zmq
 
 from core import client as client_module
-from core.child import EngineChild
+from core.border.child import EngineChild
 from core.client import EngineProcessSettings, EngineStatus, ProcessClient
 from core.errors import ConfigError, EngineDeadError, OverloadedError, PluginError, RequestError
 from core.request import EngineRequest, FinishReason, SamplingParams

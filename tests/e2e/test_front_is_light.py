@@ -28,7 +28,7 @@ assert tokenizer.decode(tokenizer.encode("light"))
 FRONT_MODULES = """
 import importlib, pkgutil
 import core.stages, plugins.frontends.openai_http
-names = ["core.front", "core.client", "core.session", "core.commands.serve", "plugins.frontends.chat_cli"]
+names = ["core.front.front", "core.client", "core.session", "core.commands.serve", "plugins.frontends.chat_cli"]
 for package in (core.stages, plugins.frontends.openai_http):
     names += [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
 assert len(names) > 30, names

@@ -15,7 +15,7 @@ import pytest
 from core import session as session_module
 from core.client import EngineProcessSettings, ProcessClient
 from core.errors import ConfigError, ModelFileError
-from core.front import Front
+from core.front.front import Front
 from core.model import sources
 from core.model.spec import ModelFiles
 from core.session import Session, open_session, start_front

@@ -25,7 +25,7 @@ import pytest
 from core.assembly import build_frontend, describe
 from core.capabilities import installed
 from core.commands.plugins_matrix import Cell, cells, run
-from core.compose import compose
+from core.config.compose import compose
 from core.errors import ConfigError
 from core.hookspecs import CHAINS
 from core.metrics import Metrics

@@ -19,7 +19,7 @@ import pytest
 import core.plugins as loading
 from core import assembly
 from core.assembly import make_engine
-from core.compose import compose
+from core.config.compose import compose
 from core.errors import ConfigError
 from core.hookspecs import API_VERSION, Component, hookimpl
 from core.plugins import Plugins, load_plugins

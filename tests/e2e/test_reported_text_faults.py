@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from core.batch import SampledRow
-from core.front import Front
-from core.inline_client import InlineClient
+from core.border.inline_client import InlineClient
+from core.front.front import Front
 from core.model.tokenizer import Tokenizer
 from core.observers import Observers
 from core.pipeline import FrontPipeline, PipelineDescription

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import core.plugins as loading
 from core.assembly import describe
 from core.capabilities import FACTS, WORDS, check_composition, check_model, check_resolved, installed
-from core.clashes import FILE_WORDS, Clash, Fact, Party, clashes
-from core.compose import compose
+from core.config.clashes import FILE_WORDS, Clash, Fact, Party, clashes
+from core.config.compose import compose
 from core.errors import ConfigError, NonetError
 from core.hookspecs import API_VERSION, CHAINS, GROUPS, Component, hook_of, hookimpl
 from core.model.block_formats import READABLE_WEIGHTS

@@ -13,8 +13,9 @@ import pytest
 
 from core.batch import TokenLogprobs
 from core.errors import GenerationError, RequestError
-from core.guard import Guard
-from core.incidents import Incidents
+from core.front.texts import Texts
+from core.isolation.front import Guard
+from core.isolation.incidents import Incidents
 from core.outputs import StepOutput, TokenDelta
 from core.request import EngineRequest, FinishReason, SamplingParams
 from core.stages.detokenizer import DetokenizerContext, TextDelta
@@ -35,7 +36,6 @@ from core.testing.isolation import (
     victim,
 )
 from core.testing.tokenizers import byte_level_bpe
-from core.texts import Texts
 from plugins.schedulers.fcfs import Fcfs
 
 Harness = partial(FrontHarness, Fcfs)

@@ -9,10 +9,10 @@ import pluggy
 import pytest
 
 from core.batch import SchedulerOutput, Verdict
+from core.border.step_loop import StepLoop
 from core.engine import Engine
 from core.outputs import TokenDelta
 from core.request import FinishReason, Request
-from core.step_loop import StepLoop
 from core.testing.engines import engine_request, make_engine
 from core.testing.executors import FakeExecutor
 from core.testing.fakes import expected_ids

@@ -18,7 +18,7 @@ from core.batch import SamplerOutput, ScheduledRequest, SchedulerOutput, TokenLo
 from core.cache.kv_cache import CacheContext
 from core.cache.paged import PagedCache
 from core.engine import Engine
-from core.faults import ComponentName, Faults, Names
+from core.isolation.faults import ComponentName, Faults, Names
 from core.outputs import PluginIncident, StepOutput, TokenDelta
 from core.request import STATUS_OF_REASON, FinishReason, Request, RequestStatus
 from core.stages.completion import CompletionContext, Standard

@@ -13,11 +13,11 @@ from functools import partial
 import msgspec
 import pytest
 
-from core import render_threads
 from core.errors import ConfigError, GenerationError, NonetError, OverloadedError, PluginError, RequestError
-from core.front_checks import REQUEST_TYPES
-from core.guard import FrontLimits
+from core.front import render_threads
 from core.hookspecs import Component
+from core.isolation.checks import REQUEST_TYPES
+from core.isolation.front import FrontLimits
 from core.outputs import PluginIncident
 from core.pipeline import Part
 from core.plugins import PluginRecord, Provided

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from core.config.keys import keys_of, nearest, validated
 from core.errors import ConfigError, near_matches
-from core.known_keys import keys_of, nearest, validated
 
 
 class Frozen(BaseModel):

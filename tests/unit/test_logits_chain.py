@@ -7,8 +7,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from core.errors import PluginError
-from core.logits_chain import ProcessorChain
-from core.logits_rows import Member
+from core.logits.chain import ProcessorChain
+from core.logits.rows import Member
 from core.request import SamplingParams
 from core.testing.sampler import make_logits, make_row
 

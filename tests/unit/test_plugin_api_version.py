@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import core.plugin_api as plugin_api
+import core.loading.api as plugin_api
 from core.errors import PluginError
 from core.hookspecs import API_VERSION
-from core.plugin_api import check_api, check_literal, unmet_requirement
+from core.loading.api import check_api, check_literal, unmet_requirement
 
 MAJOR, MINOR = map(int, API_VERSION.split("."))
 

@@ -10,7 +10,7 @@ import pytest
 
 import core.plugins as loading
 from core.assembly import describe
-from core.compose import compose, values_named
+from core.config.compose import compose, values_named
 from core.errors import ConfigError, PluginError, Terminated
 from core.hookspecs import CHAINS, GROUPS, Component
 from core.plugins import default_start_timeout, import_target, load_plugins

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from core.assembly import describe
-from core.compose import compose
+from core.config.compose import compose
 from core.errors import PluginError, RequestError
+from core.front.request_fields import RequestFields, params_class
 from core.hookspecs import Component
 from core.outputs import PluginIncident
 from core.plugins import PluginRecord, Plugins, Provided, load_plugins
 from core.request import SamplingParams
-from core.request_fields import RequestFields, params_class
 from core.settings import Settings
 
 PLUGINS = load_plugins()

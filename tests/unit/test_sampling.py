@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from core.assembly import build, describe
-from core.compose import compose
-from core.logits_chain import ProcessorChain
+from core.config.compose import compose
+from core.logits.chain import ProcessorChain
+from core.logits.sampling import ChainedSampler, SamplerBuilder
 from core.plugins import load_plugins
 from core.request import SamplingParams
-from core.sampling import ChainedSampler, SamplerBuilder
 from core.settings import PluginSettings, Settings
 from core.stages.logits_processor import NoProcessors
 from core.testing.sampler import make_logits, make_row, metadata_of
@@ -36,7 +36,7 @@ def builder(*overrides: str, provides: tuple[str, ...] | None = None) -> Sampler
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
-    monkeypatch.setattr("core.sampling.load_tokenizer", lambda files: calls.append(files) or byte_level_bpe())
+    monkeypatch.setattr("core.logits.sampling.load_tokenizer", lambda files: calls.append(files) or byte_level_bpe())
     return calls
 
 

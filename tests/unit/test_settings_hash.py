@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, SecretStr
 
-from core.canonical import digest, plain
+from core.config.hashes import digest, plain
 from core.hookspecs import GROUPS, Component
 from core.pipeline import Part, PipelineDescription
 from core.plugins import PluginRecord, Provided

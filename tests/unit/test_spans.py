@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from core.front.spans import FirstToken, Moments, StageSeconds, StageWork, Work, stage_spans
 from core.hookspecs import STAGES
 from core.outputs import StepStats
-from core.spans import FirstToken, Moments, StageSeconds, StageWork, Work, stage_spans
 
 NOTHING = StageSeconds()
 STEP = StepStats(

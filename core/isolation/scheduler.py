@@ -1,7 +1,7 @@
 """The scheduler as the engine sees it: each plan and each answer is checked against the engine's own table of requests.
 
 A `StageError` from here means that the scheduler's books, or the cache's, can no longer be trusted. The table can: from it
-the engine makes new ones (`core.recovery`).
+the engine makes new ones (`core.isolation.recovery`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import NoReturn, ParamSpec, TypeVar
 
 from core.batch import ScheduledRequest, SchedulerOutput, Verdict
-from core.cache.guard import NO_BLOCKS, GuardedCache, Holding
-from core.faults import Faults, StageError, described, shown
+from core.isolation.cache import NO_BLOCKS, GuardedCache, Holding
+from core.isolation.faults import Faults, StageError, described, shown
 from core.request import STATUS_OF_REASON, FinishReason, ReadOnlyList, Request, RequestStatus
 from core.stages.scheduler import Counts, Scheduler, SchedulerSettings
 

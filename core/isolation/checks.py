@@ -1,6 +1,6 @@
-"""What the stages of the front hand over, checked: stages 1 to 3. (`core.texts` checks stage 8.)
+"""What the stages of the front hand over, checked: stages 1 to 3. (`core.front.texts` checks stage 8.)
 
-Each function raises `core.guard.MalformedError`, which says what is wrong, and returns copies that nobody else holds: a
+Each function raises `core.isolation.front.MalformedError`, which says what is wrong, and returns copies that nobody else holds: a
 plugin that keeps or changes what it was given can harm the call in question alone.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from core.guard import MalformedError, is_encodable, kind_of
+from core.isolation.front import MalformedError, is_encodable, kind_of
 from core.request import EngineRequest, SamplingParams
 from core.stages.admission import Admission
 from core.stages.frontend import GenerateRequest, Load

@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from core.calls import Call
-from core.front_checks import checked_admit, checked_prepare, checked_render, checked_request, private_prompt
-from core.guard import FrontGuards
-from core.incidents import Incidents
+from core.front.calls import Call
+from core.front.render_threads import RenderThreads
+from core.front.spans import StageWork
+from core.isolation.checks import checked_admit, checked_prepare, checked_render, checked_request, private_prompt
+from core.isolation.front import FrontGuards
+from core.isolation.incidents import Incidents
 from core.pipeline import FrontPipeline
-from core.render_threads import RenderThreads
 from core.request import SamplingParams
-from core.spans import StageWork
 from core.stages.frontend import GenerateRequest, Load
 from core.stages.renderer import Prompt, RenderedPrompt
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn, ParamSpec, TypeVar
 
 from core.cache.kv_cache import KVCache
-from core.faults import Faults, StageError, shown
+from core.isolation.faults import Faults, StageError, shown
 from core.request import ReadOnlyList, Request
 
 P = ParamSpec("P")

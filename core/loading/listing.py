@@ -24,7 +24,7 @@ from core import hookspecs
 from core.capabilities import malformed
 from core.errors import NonetError, PluginError, near_matches
 from core.hookspecs import CHAINS, GROUPS, PROJECT, Component, hook_of
-from core.plugin_api import LITERAL, check_api, check_literal, unmet_requirement
+from core.loading.api import LITERAL, check_api, check_literal, unmet_requirement
 
 HEAVY = ("torch", "transformers")
 MAX_YIELDED = 1000  # per hook: a generator that never ends must not fill the memory

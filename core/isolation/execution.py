@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from core.batch import ModelBatch, SamplerOutput, ScheduledRequest, SchedulerOutput, TokenLogprobs
 from core.errors import Terminated
-from core.faults import Faults, SpoiltKVError, StageError, shown
+from core.isolation.faults import Faults, SpoiltKVError, StageError, shown
 from core.model.interface import Executor, StepResult
 from core.outputs import PluginIncident
 

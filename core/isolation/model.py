@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from core.batch import ModelBatch, SamplerOutput
-from core.faults import Faults, SpoiltKVError, StageError, shown
+from core.isolation.faults import Faults, SpoiltKVError, StageError, shown
 from core.model.interface import AttentionBackend, AttentionSpec
 
 
@@ -33,7 +33,7 @@ class BatchSeal:
 
 
 class GuardedAttention:
-    """An `AttentionBackend`. What `forward` raises names its backend by itself (`core.faults.Names.blame`)."""
+    """An `AttentionBackend`. What `forward` raises names its backend by itself (`core.isolation.faults.Names.blame`)."""
 
     def __init__(self, backend: AttentionBackend, faults: Faults):
         self._backend = backend

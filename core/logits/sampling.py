@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from core.logits_chain import ProcessorChain
-from core.logits_rows import Member
+from core.front.request_fields import RUNS_PROCESSORS, params_class
+from core.logits.chain import ProcessorChain
+from core.logits.rows import Member
 from core.model.tokenizer import load_tokenizer
 from core.outputs import PluginIncident
 from core.pipeline import Part
-from core.request_fields import RUNS_PROCESSORS, params_class
 from core.settings import PluginSettings
 from core.stages.logits_processor import LogitsChain, LogitsProcessorContext, NoProcessors
 from core.stages.sampler import Sampler, SamplerContext

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from core.batch import TokenLogprobs
+from core.front.spans import FirstToken, Moments, StageSeconds, StageWork, Work, stage_spans
 from core.outputs import CompletionOutput, RequestOutput, RequestRecord, StageSpan, Timings, TokenDelta, Usage
 from core.request import EngineRequest, FinishReason, SamplingParams
-from core.spans import FirstToken, Moments, StageSeconds, StageWork, Work, stage_spans
 from core.stages.completion import timings_of
 from core.stages.detokenizer import TextDelta
 from core.stages.frontend import GenerateRequest

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from core.calls import Call, Choice
 from core.client import EngineClient, EngineStatus
 from core.errors import EngineDeadError, GenerationError, NonetError
-from core.guard import FrontGuards
-from core.guarded_tools import GuardedToolParser
-from core.incidents import Incidents
-from core.intake import Intake
+from core.front.calls import Call, Choice
+from core.front.intake import Intake
+from core.front.spans import StageWork
+from core.front.texts import Texts
+from core.isolation.front import FrontGuards
+from core.isolation.incidents import Incidents
+from core.isolation.tools import GuardedToolParser
 from core.outputs import PluginIncident, RequestOutput, StepOutput, StepStats, TokenDelta
 from core.pipeline import FrontPipeline
 from core.progress import Progress
 from core.request import FinishReason
-from core.spans import StageWork
 from core.stages.detokenizer import TextDelta
 from core.stages.frontend import Deltas, GenerateRequest, Health, Load
 from core.stages.renderer import Prompt, RenderedPrompt, Renderer
 from core.stages.tool_parser import ToolParser
-from core.texts import Texts
 
 if TYPE_CHECKING:
     from core.model.spec import ModelSpec
@@ -41,8 +41,8 @@ log = logging.getLogger("nonet.front")
 class Front:
     """`core.stages.frontend.FrontHalf`. Lives on one event loop; only rendering leaves it, for worker threads.
 
-    Its components may be anybody's code: each is called through a guard (`core.guard`), and what one does wrong fails the
-    call in hand with its name.
+    Its components may be anybody's code: each is called through a guard (`core.isolation.front`), and what one does wrong
+    fails the call in hand with its name.
     """
 
     def __init__(self, pipeline: FrontPipeline, client: EngineClient, clock: Callable[[], float], num_threads: int = 2):

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from core.errors import GenerationError, RequestError
-from core.guard import Guard, MalformedError, is_encodable, kind_of
+from core.isolation.front import Guard, MalformedError, is_encodable, kind_of
 from core.stages.tool_parser import ParsedText, ToolCallDelta, ToolParser, ToolStream
 
 MAX_CALLS = 1024  # of one choice

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
 from core.errors import EngineDeadError, OverloadedError
-from core.guard import FrontLimits
+from core.isolation.front import FrontLimits
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from core.batch import TokenLogprobs
-from core.guard import BlamedError, Guard, MalformedError, is_encodable, kind_of
+from core.isolation.front import BlamedError, Guard, MalformedError, is_encodable, kind_of
 from core.outputs import TokenDelta
 from core.request import EngineRequest, FinishReason, SamplingParams
 from core.stages.detokenizer import Detokenizer, TextDelta

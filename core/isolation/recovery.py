@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping
 
 from core.batch import SchedulerOutput, Verdict
-from core.faults import Faults, SpoiltKVError, StageError
+from core.isolation.faults import Faults, SpoiltKVError, StageError
+from core.isolation.scheduler import Live
 from core.pipeline import EnginePipeline
 from core.request import FinishReason
-from core.scheduling.guard import Live
 
 MAX_IN_A_ROW = 3
 MAX_LOST = 3

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from core.batch import SamplerOutput, SchedulerOutput, Verdict
-from core.faults import Faults, StageError, shown
+from core.isolation.faults import Faults, StageError, shown
 from core.request import FinishReason, Request
 from core.stages.completion import Completion
 from core.stages.decode import Decode

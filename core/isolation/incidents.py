@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Iterable
 
-from core.faults import ComponentName
+from core.isolation.faults import ComponentName
 from core.outputs import PluginIncident
 
 log = logging.getLogger("nonet.incidents")

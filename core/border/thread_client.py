@@ -15,8 +15,8 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
+from core.border.inbox import Inbox
 from core.errors import EngineDeadError, NonetError, OverloadedError
-from core.inbox import Inbox
 from core.outputs import StepOutput
 from core.progress import Progress, no_progress
 from core.request import EngineRequest

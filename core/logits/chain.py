@@ -17,8 +17,8 @@ import torch
 
 from core.batch import SampledRow
 from core.errors import PluginError, Terminated
-from core.faults import described
-from core.logits_rows import Member, Plan, Share, share_out
+from core.isolation.faults import described
+from core.logits.rows import Member, Plan, Share, share_out
 from core.outputs import PluginIncident
 from core.stages.logits_processor import GROUP, asks_for, parsed_params
 

@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from core.border.step_loop import EngineLoop, StepLoop
+from core.border.thread_client import TURN_S, ThreadClient
 from core.errors import EngineDeadError, NonetError
 from core.outputs import StepOutput
 from core.request import EngineRequest
-from core.step_loop import EngineLoop, StepLoop
-from core.thread_client import TURN_S, ThreadClient
 from core.wire import Add, FrontMessage, Reply
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from core.errors import GenerationError, NonetError, OverloadedError, RequestError, Terminated
-from core.faults import ComponentName, Names, described
-from core.incidents import Incidents
+from core.isolation.faults import ComponentName, Names, described
+from core.isolation.incidents import Incidents
 from core.outputs import PluginIncident
 
 P = ParamSpec("P")
@@ -147,7 +147,7 @@ class FrontGuards:
 
     @classmethod
     def of(cls, names: Names, limits: FrontLimits, incidents: Incidents) -> FrontGuards:
-        """The renderer's time is watched where its threads are (`core.render_threads`)."""
+        """The renderer's time is watched where its threads are (`core.front.render_threads`)."""
 
         def guard(group: str, block_timeout: float = limits.block_timeout, **options: Any) -> Guard:
             return Guard(names.of(group), incidents, block_timeout, **options)

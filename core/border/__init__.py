@@ -1,0 +1,1 @@
+"""Between the front and the engine: threads, frames waiting, the life of a child process."""

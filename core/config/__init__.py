@@ -1,0 +1,1 @@
+"""From words on a command line and YAML files to checked values, and where each came from."""

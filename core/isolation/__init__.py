@@ -1,0 +1,1 @@
+"""What stands around plugins while they run, and what becomes of those that fail."""

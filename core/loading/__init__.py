@@ -1,0 +1,1 @@
+"""One plugin: is it written for this Nonet, and what does it provide?"""

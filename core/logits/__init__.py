@@ -1,0 +1,1 @@
+"""The chain of logits processors, as stage 7 runs it."""
