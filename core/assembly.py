@@ -6,25 +6,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from core.cache.kv_cache import CacheContext, CacheSettings
+from core.cache.kv_cache import CacheContext, CacheSettings, KVCache
 from core.capabilities import check_composition, check_model, check_resolved
+from core.components import CHAINS, GROUPS, Provided, import_target
 from core.config.keys import validated
-from core.errors import ConfigError, NonetError, PluginError, Terminated
+from core.errors import ConfigError, NonetError, PluginError, Terminated, described, shown
 from core.front.request_fields import RequestFields, params_class
-from core.hookspecs import CHAINS, GROUPS
 from core.isolation.faults import Faults
 from core.isolation.front import FrontLimits
 from core.model.interface import AttentionBackend, AttentionContext, Executor, ExecutorContext
 from core.observers import Named, ObserverContext, Observers
 from core.pipeline import EnginePipeline, FrontPipeline, Part, PipelineDescription
-from core.plugins import Plugins, import_target, load_plugins
+from core.plugins import Plugins, load_plugins
 from core.progress import Progress, no_progress
 from core.settings import MODEL_KEYS, PluginSettings, Selection, Settings, settings_class
 from core.stages.admission import Admission, AdmissionContext
@@ -60,13 +60,22 @@ def describe(settings: Settings, plugins: Plugins) -> PipelineDescription:
 
 def _part(settings: Settings, plugins: Plugins, group: str, selected: Selection) -> Part:
     provided = plugins.find(group, selected.name)
-    cls = settings_class(provided)
     params_class(provided)  # a processor whose parameters cannot be checked does not start
     if group in CHAINS:
-        return Part(group, provided, validated(cls, selected.values, f"{group}.{selected.name}"))
+        return Part(group, provided, _checked(provided, selected, f"{group}.{selected.name}"))
     shared = settings.model if group == "model" else None
     also = ("name", *MODEL_KEYS) if group == "model" else ("name",)
-    return Part(group, provided, validated(cls, selected.values, group, also), shared)
+    return Part(group, provided, _checked(provided, selected, group, also), shared)
+
+
+def _checked(provided: Provided, selected: Selection, path: str, also: Sequence[str] = ()) -> BaseModel:
+    """The values as the component's own class has them: its validators are a stranger's code, and may raise anything."""
+    try:
+        return validated(settings_class(provided), selected.values, path, also)
+    except (NonetError, Terminated, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise PluginError(f"{provided.who}: its Settings cannot be checked: {described(error)}") from error
 
 
 def build(part: Part, context: object) -> Any:
@@ -74,10 +83,10 @@ def build(part: Part, context: object) -> Any:
     cls = import_target(part.provided, part.provided.component.target)
     try:
         return cls(part.settings, context)
-    except (NonetError, Terminated):
+    except (NonetError, Terminated, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{part.who} could not be built: {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        raise PluginError(f"{part.who} could not be built: {described(error)}") from error
 
 
 def read_model(
@@ -110,14 +119,12 @@ def build_front(
     renderer: Renderer = build(description.part("renderer"), RendererContext(spec, tokenizer))
     admission: Admission = build(description.part("admission"), AdmissionContext(spec, time.monotonic, num_kv_slots))
     detokenizer: Detokenizer = build(description.part("detokenizer"), DetokenizerContext(tokenizer))
-    fields = RequestFields(description, plugins)
     return FrontPipeline(
         model=spec,
         renderer=renderer,
         admission=admission,
         detokenizer=detokenizer,
-        check_fields=fields,
-        check_running=fields.check_running,
+        request_fields=RequestFields(description, plugins),
         observers=_build_observers(description, settings.plugins, spec),
         tool_parser=_build_tool_parser(description, plugins, spec),
         names=description.names,
@@ -136,12 +143,11 @@ def _build_tool_parser(description: PipelineDescription, plugins: Plugins, spec:
     return parser if "tools" in part.provided.component.provides else NoTools(NoTools.Settings(), context)
 
 
-def _build_observers(description: PipelineDescription, limits: PluginSettings, spec: ModelSpec) -> Observers:
-    observers = Observers(quarantine_after=limits.quarantine_after, block_timeout=limits.block_timeout)
+def _build_observers(description: PipelineDescription, plugin_limits: PluginSettings, spec: ModelSpec) -> Observers:
+    observers = Observers(quarantine_after=plugin_limits.quarantine_after, block_timeout=plugin_limits.block_timeout)
     context = ObserverContext(spec, description, observers.dropped)
     for part in description.chain("observers"):
-        provided = part.provided
-        observers.add(Named(provided.component.name, f"{provided.plugin.name}, {part.wheel}", build(part, context)))
+        observers.add(Named(part.provided.component.name, part.plugin_text, build(part, context)))
     return observers
 
 
@@ -160,10 +166,10 @@ def build_engine(
     """Stages 4 to 7 and 9, with the model loaded and the KV pool allocated."""
     from core.blueprint import Blueprint
 
-    limits = _settings_of(description, "scheduler", SchedulerSettings)
+    step_limits = _settings_of(description, "scheduler", SchedulerSettings)
     pool = _settings_of(description, "cache", CacheSettings)
     executor = _build_executor(description, settings, plugins, spec, progress)
-    num_blocks = _allocate(pool, executor, spec, limits.max_num_running_reqs)
+    num_blocks = _allocate(pool, executor, spec, step_limits.max_num_running_reqs)
 
     def maker(group: str, context: object) -> Callable[[], Any]:
         return partial(build, description.part(group), context)
@@ -172,29 +178,46 @@ def build_engine(
         model=spec,
         executor=executor,
         completion=build(description.part("completion"), CompletionContext(spec)),
-        make_cache=maker("cache", CacheContext(num_blocks, spec.max_model_len)),
-        make_prefill=maker("prefill", PrefillContext(limits.max_num_scheduled_tokens)),
+        make_cache=partial(
+            _build_cache, description.part("cache"), pool.block_size, CacheContext(num_blocks, spec.max_model_len)
+        ),
+        make_prefill=maker("prefill", PrefillContext(step_limits.max_num_scheduled_tokens)),
         make_decode=maker("decode", DecodeContext(spec.max_model_len)),
         make_scheduler=partial(build, description.part("scheduler")),
-        limits=limits,
+        step_limits=step_limits,
         clock=time.monotonic,
     )
     return blueprint.build(_faults(description, settings.plugins))
 
 
-def _faults(description: PipelineDescription, limits: PluginSettings) -> Faults:
+def _build_cache(part: Part, block_size: int, context: CacheContext) -> KVCache:
+    """A cache whose block ids and slots fit the KV memory that was allocated. Raises PluginError for another."""
+    cache: KVCache = build(part, context)
+    for name, wanted in (("block_size", block_size), ("num_blocks", context.num_blocks)):
+        try:
+            found = getattr(cache, name)
+        except (Terminated, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise PluginError(f"{part.who}: its {name} cannot be read: {described(error)}") from error
+        if type(found) is not int or found != wanted:
+            raise PluginError(
+                f"{part.who}: its {name} is {shown(found)}, and KV memory is laid out for {wanted}; it must be that of its "
+                "settings and context"
+            )
+    return cache
+
+
+def _faults(description: PipelineDescription, plugin_limits: PluginSettings) -> Faults:
     """One for the engine, and one where the model lives."""
-    return Faults(description.names, limits.block_timeout)
+    return Faults(description.names, plugin_limits.block_timeout)
 
 
 def _settings_of(description: PipelineDescription, group: str, base: type[S]) -> S:
     """The settings of a component as the pipeline knows them. Raises PluginError where they do not extend `base`."""
     part = description.part(group)
     if not isinstance(part.settings, base):
-        raise PluginError(
-            f"{group}={part.provided.component.name} (plugin {part.provided.plugin.name}): "
-            f"its Settings must extend {base.__module__}.{base.__qualname__}"
-        )
+        raise PluginError(f"{part.who}: its Settings must extend {base.__module__}.{base.__qualname__}")
     return part.settings
 
 
@@ -203,7 +226,7 @@ def _build_executor(
 ) -> Executor:
     from core.logits.sampling import SamplerBuilder
 
-    limits = _settings_of(description, "scheduler", SchedulerSettings)
+    step_limits = _settings_of(description, "scheduler", SchedulerSettings)
     processors = description.chain("logits_processors")
     build_sampler = SamplerBuilder(description.part("sampler"), processors, build, spec, settings.plugins)
     context = ExecutorContext(
@@ -215,8 +238,8 @@ def _build_executor(
         dtype=settings.model.dtype,
         device=settings.model.device,
         block_size=_settings_of(description, "cache", CacheSettings).block_size,
-        max_num_scheduled_tokens=limits.max_num_scheduled_tokens,
-        max_num_running_reqs=limits.max_num_running_reqs,
+        max_num_scheduled_tokens=step_limits.max_num_scheduled_tokens,
+        max_num_running_reqs=step_limits.max_num_running_reqs,
         progress=progress,
         incidents=build_sampler.incidents,
         faults=_faults(description, settings.plugins),

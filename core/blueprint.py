@@ -34,7 +34,7 @@ class Blueprint:
     make_prefill: Callable[[], Prefill]
     make_decode: Callable[[], Decode]
     make_scheduler: Callable[[SchedulerContext], Scheduler]
-    limits: SchedulerSettings
+    step_limits: SchedulerSettings
     clock: Callable[[], float]  # monotonic seconds
 
     def build(self, faults: Faults) -> EnginePipeline:
@@ -45,12 +45,14 @@ class Blueprint:
         context = SchedulerContext(cache, prefill, decode, self.clock, self.model.max_model_len)
         return EnginePipeline(
             model=self.model,
-            scheduler=GuardedScheduler(self.make_scheduler(context), cache, self.limits, faults),
+            scheduler=GuardedScheduler(
+                self.make_scheduler(context), cache, self.step_limits, self.model.max_model_len, faults
+            ),
             prefill=prefill,
             decode=decode,
             batch_builder=BatchBuilder(cache.block_size, self.model.max_model_len),
             executor=self.executor,
-            completion=GuardedCompletion(self.completion, faults),
+            completion=GuardedCompletion(self.completion, faults, self.model.max_model_len),
             cache=cache,
             clock=self.clock,
             faults=faults,

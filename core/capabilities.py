@@ -16,17 +16,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from core.components import CHAINS, GROUPS
 from core.config.clashes import Clash, Fact, Party, Value, clashes, unaccepted
 from core.errors import ConfigError, near_matches
-from core.hookspecs import CHAINS, GROUPS, Component
+from core.hookspecs import Component
+from core.request import SamplingParams
 
 if TYPE_CHECKING:
+    from core.components import PluginRecord, Provided
     from core.model.spec import ModelSpec
     from core.pipeline import PipelineDescription
-    from core.plugins import Plugins, Provided
+    from core.plugins import Plugins
     from core.settings import Settings
 
 WORDS: Mapping[str, str] = MappingProxyType(
@@ -159,6 +163,33 @@ def _problem(field: str, word: str) -> str | None:
         return f"{field} has {word!r}; write {forms}"
     group, known = found["group"], (*GROUPS, *CHAINS)
     return None if group in known else f"{field} has {word!r}: there is no group {group!r}{near_matches(group, known)}"
+
+
+def unknown_words(record: PluginRecord, plugins: Plugins) -> list[str]:
+    """Words that a plugin's components require or conflict with, and that no installed component provides nor Nonet knows:
+    misspelt, or of a plugin that is not there. With near matches."""
+    return [
+        f"{group}={component.name}: {field} {word!r}, which no installed {word.partition('.')[0]} provides{near}"
+        for group, component in record.components
+        for field, words in (("requires", component.requires), ("conflicts", component.conflicts))
+        for word in words
+        if (near := _unknown(word, plugins)) is not None
+    ]
+
+
+def _unknown(word: str, plugins: Plugins) -> str | None:
+    """Near matches, or a text without any, of a word that nobody knows; None for one that is known."""
+    group, dot, _ = word.partition(".")
+    if not dot:
+        return None  # group=name: it need not be installed
+    known = {f"{group}.{offered}" for provided in plugins.components(group) for offered in provided.component.provides}
+    known |= {known_word for known_word in WORDS if known_word.startswith(f"{group}.") and "<" not in known_word}
+    if f"{group}.<field>" in WORDS:
+        known |= {f"{group}.{name}" for name in SamplingParams.__struct_fields__}
+    if word in known:
+        return None
+    near = get_close_matches(word, sorted(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ", and it is no word of Nonet's"
 
 
 def _bad_fact(fact: str, values: Sequence[object]) -> str | None:

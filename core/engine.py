@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from core.batch import ModelBatch, SamplerOutput, SchedulerOutput, TokenLogprobs, Verdict
+from core.errors import Terminated, described, told
 from core.isolation.execution import Execution
-from core.isolation.faults import SpoiltKVError, StageError, described
+from core.isolation.faults import SpoiltKVError, StageError, is_told
 from core.isolation.recovery import Recovery
 from core.isolation.scheduler import Live
 from core.model.interface import StepResult
@@ -57,6 +58,7 @@ class Engine:
         self._prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self._last_step = 0
         self._step_ended: float | None = None  # of the step before, while there is work
+        self._num_recoveries = 0
         self._num_stalled = 0  # empty plans in a row, while requests wait
         self._use(pipeline)
 
@@ -108,7 +110,7 @@ class Engine:
         try:
             return self._pipeline.cache.reset()
         except StageError as error:
-            self._faults.note(error.group, error.reason)
+            self._faults.note(error.group, error.reason, error)
             self._renew({})
             return True
 
@@ -123,7 +125,9 @@ class Engine:
         build = self._pipeline.batch_builder.build
         try:
             return build(plan)
-        except Exception as error:
+        except (StageError, Terminated):
+            raise
+        except BaseException as error:  # wrong values of a plan raise anything
             for part in plan.scheduled if len(plan.scheduled) > 1 else ():
                 self._build(SchedulerOutput(plan.step, (part,)))
             key = plan.scheduled[0].request.request_id if len(plan.scheduled) == 1 else None
@@ -163,14 +167,16 @@ class Engine:
         try:
             return self._scheduler.finish(keys, reason)
         except StageError as error:
-            self._faults.note(error.group, error.reason)
+            self._faults.note(error.group, error.reason, error)
             ended = [self._scheduler.drop(key, reason) for key in keys]
             self._renew({})
             return ended
 
     def _recover(self, error: StageError, verdicts: Mapping[str, Verdict] = NO_VERDICTS) -> None:
         """Every request goes on but those at fault. `verdicts`: of the step in which it happened, once they are kept."""
-        log.error("%s; all requests in flight are computed again", error)
+        self._num_recoveries += 1
+        if is_told(self._num_recoveries):
+            log.error("%s; all requests in flight are computed again (time %d)", error, self._num_recoveries)
         self._renew(self._recovery.guilty(error, self._pipeline, self._scheduler.live, verdicts))
 
     def _renew(self, guilty: dict[str, str]) -> None:
@@ -190,7 +196,7 @@ class Engine:
                 self._scheduler.add(request.again())
             except StageError as error:
                 key = request.original.request_id
-                guilty[key] = self._faults.fail(error.group, error.reason, key)
+                guilty[key] = self._faults.fail(error.group, error.reason, key, error)
                 return False
         return True
 
@@ -246,7 +252,7 @@ class Engine:
             logprobs=list(rows[: len(verdict.token_ids)]) if rows else [],
             prompt_logprobs=self._prompt_logprobs.pop(key, []) if self._prompt_logprobs else [],
             finish_reason=verdict.finish_reason,
-            stop_reason=verdict.stop_reason,
+            stop_reason=verdict.stop_reason if verdict.finish_reason else None,
             error=self._error_of(request, sampled) if verdict.finish_reason is FinishReason.ERROR else None,
             num_cached_tokens=request.num_cached_tokens,
             num_preemptions=request.num_preemptions,
@@ -262,7 +268,7 @@ class Engine:
     def _error_of(self, request: Request, sampled: SamplerOutput) -> str:
         key = request.request_id
         known = self._faults.requests.get(key) or sampled.errors.get(key) or request.stop_reason
-        return str(known or f"{self._faults.names.of('completion').who} ended it with an error")
+        return told(known or f"{self._faults.names.of('completion').who}: it ended the request with an error")
 
     def _collect_prompt_logprobs(self, plan: SchedulerOutput, sampled: SamplerOutput) -> None:
         """A prompt's chunks add up to one list, sent with the first token; a recomputed prompt is not sent twice."""
@@ -286,7 +292,7 @@ class Engine:
         try:
             return self._pipeline.cache.num_free_blocks
         except StageError as error:  # only a gauge
-            self._faults.note(error.group, error.reason)
+            self._faults.note(error.group, error.reason, error)
             return 0
 
     def _gauges(self) -> StepStats:
@@ -310,9 +316,7 @@ class Engine:
             num_scheduled_tokens=plan.num_scheduled_tokens,
             num_prefill_tokens=batch.num_prefill_tokens,
             num_preemptions=len(plan.preempted),
-            num_cached_tokens=sum(
-                p.request.num_cached_tokens for p in plan.scheduled if p.start == p.request.num_cached_tokens
-            ),
+            num_cached_tokens=sum(p.start for p in plan.scheduled if p.start == p.request.num_cached_tokens),
             running=running,
             waiting=waiting,
             kv_blocks_free=self._num_free_blocks(),

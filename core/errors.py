@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MAX_REASON = 400  # characters of a stranger's error
+MAX_TOLD = 4000  # characters of a stranger's words for a client
+MAX_SHOWN = 100  # characters of a stranger's value
 _PART = re.compile(r"(\w+=[\w.-]{1,128} \(plugin [\w.+:, -]{1,256}\)): ")
 
 
@@ -75,6 +78,46 @@ class GenerationError(NonetError):
 
 class Terminated(SystemExit):
     """SIGTERM while something starts. What catches a plugin's own SystemExit lets this one through."""
+
+
+def described(error: BaseException) -> str:
+    """An error as one printable line: one that names its plugin by its text, any other with its type."""
+    try:
+        text = str.__str__(str(error))  # exactly a str, whose methods are nobody's
+    except Terminated:
+        raise
+    except BaseException:  # its __str__ is a stranger's too
+        text = "an error without a text"
+    if isinstance(error, PluginError) and text:
+        return printable(text)
+    return printable(f"{type(error).__name__}: {text}").removesuffix(":")
+
+
+def told(text: object) -> str:
+    """A stranger's words for a client, as one printable line."""
+    try:
+        return printable(str.__str__(str(text)), MAX_TOLD)
+    except Terminated:
+        raise
+    except BaseException:
+        return f"a {type(text).__name__} without a text"
+
+
+def shown(value: object) -> str:
+    """A stranger's value in a message, as one printable line."""
+    try:
+        return printable(str.__str__(repr(value)), MAX_SHOWN)
+    except Terminated:
+        raise
+    except BaseException:  # its __repr__ is a stranger's too
+        return f"a {type(value).__name__}"
+
+
+def printable(text: str, limit: int = MAX_REASON) -> str:
+    """A stranger's words as one short line: no line breaks, control characters or lone surrogates, which have no UTF-8 form."""
+    text = " ".join(text.split())
+    text = text if len(text) <= limit else f"{text[:limit]}…"
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def near_matches(word: str, known: Iterable[str]) -> str:

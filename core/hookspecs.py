@@ -8,8 +8,9 @@ The module also says which version of this contract it was written for, as a lit
 
     NONET_API = "1.1"
 
-A plugin for API 1.N loads here where N is not past ours: a minor version only adds. Another major version, or none, is
-refused with one line.
+A plugin for API 1.N loads here where N is not past ours: from the first release on, a minor version only adds
+(`API_VERSION` says what is different about 1.0). Another major version, a newer minor one, or none, is refused with one
+line. One that uses what is newer than it says (`SINCE`) gets a warning: an older Nonet would load it, and not run it.
 
 The nine stage hooks stand in request order, then the components they use, those of which any number is chosen, and
 packaging. Each is called once per process that loads plugins (the front and the engine process load the same set), in plugin
@@ -29,11 +30,54 @@ from types import MappingProxyType
 
 import pluggy
 
+from core.components import CHAINS, GROUPS, PARTS, STAGES, hook_of
+
+__all__ = [
+    "API_VERSION",
+    "CHAINS",
+    "GROUPS",
+    "PARTS",
+    "PROJECT",
+    "SINCE",
+    "STAGES",
+    "Component",
+    "hook_of",
+    "hookimpl",
+    "hookspec",
+]
+
 PROJECT = "nonet"
 API_VERSION = "1.1"
-"""Version of this contract, major.minor. 1.0 had the hooks of the nine stages and of model, attention, quant, cache and executor.
-1.1 added logits processors, observers, tool parsers, what components require, `Request.append_output` (the lists of a request
-are read only), `KVCache.free(discard=)`, and requests with output in `Scheduler.add`."""
+"""Version of this contract, major.minor.
+
+1.0 had the hooks of the nine stages and of model, attention, quant, cache and executor. It was never released; 1.1 is to
+be the first that is, and does not only add to it. A plugin that says 1.0 is loaded, and what it builds on our classes works
+as it did; but:
+
+- A scheduler of its own must add output with `Request.append_output`, and take a request that comes with output in `add`. The
+  lists of a request are read only, so that no stage can spoil another's: writing to `output_token_ids` raises, saying this.
+- A cache of its own whose `free` has no `discard` is called without it. After a request has failed, what it wrote may be
+  wrong, and such a cache cannot forget it alone: nothing is taken from it as found until `reset` has emptied it.
+- The event hooks `step_finished` and `request_finished` are gone (now observers), and so is `Component.api_version`
+  (now NONET_API): a plugin with either is refused.
+
+What 1.1 added is in `SINCE`."""
+
+SINCE: Mapping[str, str] = MappingProxyType(
+    {
+        "provide_tool_parsers": "1.1",
+        "provide_logits_processors": "1.1",
+        "provide_observers": "1.1",
+        "Component.requires": "1.1",
+        "Component.conflicts": "1.1",
+        "Component.accepts": "1.1",
+        "Component.params": "1.1",
+        "Request.append_output": "1.1",
+        "Scheduler.add of requests with output": "1.1",
+        "KVCache.free(discard=)": "1.1",
+    }
+)
+"""What is newer than 1.0, and since when: hooks, fields of `Component`, and parts of what stages are given or must do."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -88,7 +132,7 @@ def provide_frontends() -> Iterable[Component]:
 
         @hookimpl
         def provide_frontends():
-            yield Component("grpc", "acme.grpc_frontend:GrpcFrontend", "OpenAI-like service over gRPC")
+            yield Component("lines", "acme.lines:Lines", "a prompt per line of standard input")
     """
     raise NotImplementedError
 
@@ -104,7 +148,12 @@ def provide_renderers() -> Iterable[Component]:
 
         @hookimpl
         def provide_renderers():
-            yield Component("harmony", "acme.harmony:Harmony", "harmony chat format without a template")
+            yield Component(
+                "polite",
+                "acme.polite:Polite",
+                "adds a system message",
+                provides=("messages", "text", "token_ids"),
+            )
     """
     raise NotImplementedError
 
@@ -120,7 +169,7 @@ def provide_admissions() -> Iterable[Component]:
 
         @hookimpl
         def provide_admissions():
-            yield Component("business_hours", "acme.hours:BusinessHours", "refuse batch tenants by day")
+            yield Component("short_prompts", "acme.short_prompts:ShortPrompts", "refuses long prompts")
     """
     raise NotImplementedError
 
@@ -136,7 +185,12 @@ def provide_schedulers() -> Iterable[Component]:
 
         @hookimpl
         def provide_schedulers():
-            yield Component("lottery", "acme.lottery:Lottery", "lottery scheduling by tenant tickets")
+            yield Component(
+                "shortest_first",
+                "acme.shortest_first:ShortestFirst",
+                "short prompts first",
+                provides=("drafts",),
+            )
     """
     raise NotImplementedError
 
@@ -152,7 +206,7 @@ def provide_prefills() -> Iterable[Component]:
 
         @hookimpl
         def provide_prefills():
-            yield Component("tpot_target", "acme.prefill:TpotTarget", "chunk sized from a TPOT target")
+            yield Component("shares", "acme.shares:Shares", "half of what is left of a step for each prompt")
     """
     raise NotImplementedError
 
@@ -168,7 +222,12 @@ def provide_decodes() -> Iterable[Component]:
 
         @hookimpl
         def provide_decodes():
-            yield Component("suffix", "acme.suffix:SuffixDraft", "drafts from a suffix tree")
+            yield Component(
+                "repeats",
+                "acme.repeats:Repeats",
+                "drafts from what came before",
+                requires=("sampler.drafts", "scheduler.drafts"),
+            )
     """
     raise NotImplementedError
 
@@ -184,7 +243,7 @@ def provide_samplers() -> Iterable[Component]:
 
         @hookimpl
         def provide_samplers():
-            yield Component("typical", "acme.typical:Typical", "locally typical sampling")
+            yield Component("argmax", "acme.argmax:Argmax", "the likeliest token")  # temperature > 0 is refused
     """
     raise NotImplementedError
 
@@ -200,7 +259,7 @@ def provide_detokenizers() -> Iterable[Component]:
 
         @hookimpl
         def provide_detokenizers():
-            yield Component("sentence", "acme.sentence:Sentence", "deliver whole sentences")
+            yield Component("lumps", "acme.lumps:Lumps", "text in larger pieces")
     """
     raise NotImplementedError
 
@@ -216,7 +275,7 @@ def provide_completions() -> Iterable[Component]:
 
         @hookimpl
         def provide_completions():
-            yield Component("budget", "acme.budget:Budget", "end a tenant's requests at its daily budget")
+            yield Component("bounded", "acme.bounded:Bounded", "no output is longer than the operator allows")
     """
     raise NotImplementedError
 
@@ -235,7 +294,7 @@ def provide_models() -> Iterable[Component]:
 
         @hookimpl
         def provide_models():
-            yield Component("mamba", "acme.mamba:Mamba", "state-space models")
+            yield Component("scaled", "acme.scaled:Scaled", "the native decoder, its logits scaled")
     """
     raise NotImplementedError
 
@@ -251,7 +310,12 @@ def provide_attentions() -> Iterable[Component]:
 
         @hookimpl
         def provide_attentions():
-            yield Component("flash", "acme.flash:Flash", "flash-attn kernels")
+            yield Component(
+                "one_by_one",
+                "acme.one_by_one:OneByOne",
+                "one request after the other",
+                accepts={"sliding_window": (False,), "softcap": (False,)},
+            )
     """
     raise NotImplementedError
 
@@ -267,7 +331,7 @@ def provide_quants() -> Iterable[Component]:
 
         @hookimpl
         def provide_quants():
-            yield Component("int3", "acme.int3:Int3", "3-bit weights")
+            yield Component("int8", "acme.int8:Int8", "weights in int8, a scale per output channel")
     """
     raise NotImplementedError
 
@@ -283,7 +347,12 @@ def provide_caches() -> Iterable[Component]:
 
         @hookimpl
         def provide_caches():
-            yield Component("radix", "acme.radix:RadixCache", "radix-tree prefix cache")
+            yield Component(
+                "long_prefixes",
+                "acme.long_prefixes:LongPrefixes",
+                "shares long prompts only",
+                provides=("prefix_sharing",),
+            )
     """
     raise NotImplementedError
 
@@ -299,7 +368,7 @@ def provide_executors() -> Iterable[Component]:
 
         @hookimpl
         def provide_executors():
-            yield Component("ray", "acme.ray:RayExecutor", "ranks on a Ray cluster")
+            yield Component("logged", "acme.logged:Logged", "logs large steps", provides=("history", "state"))
     """
     raise NotImplementedError
 
@@ -315,7 +384,12 @@ def provide_tool_parsers() -> Iterable[Component]:
 
         @hookimpl
         def provide_tool_parsers():
-            yield Component("acme_xml", "acme.tools:AcmeXml", "<call name=…>…</call>", requires=("renderer.messages",))
+            yield Component(
+                "json_call",
+                "acme.json_call:JsonCall",
+                "a call that is the whole answer",
+                provides=("tools",),
+            )
     """
     raise NotImplementedError
 
@@ -335,10 +409,10 @@ def provide_logits_processors() -> Iterable[Component]:
         @hookimpl
         def provide_logits_processors():
             yield Component(
-                "no_digits",
-                "acme.digits:NoDigits",
-                "mask tokens with digits where a request asks for it",
-                params="acme.digits_params:Params",  # {"after": 10}, checked before the request is admitted
+                "no_repeat",
+                "acme.no_repeat:NoRepeat",
+                "the newest tokens do not come again",
+                params="acme.no_repeat:Params",  # {"tokens": 3}, checked before the request is admitted
                 requires=("sampler.logits_processors",),
             )
     """
@@ -377,21 +451,3 @@ def provide_config_packages() -> Iterable[str]:
             yield "acme.configs"  # acme/configs/scheduler/lottery.yaml: {name: lottery, tickets: 10}
     """
     raise NotImplementedError
-
-
-STAGES = ("frontend", "renderer", "admission", "scheduler", "prefill", "decode", "sampler", "detokenizer", "completion")
-"""The nine words, in request order."""
-
-PARTS = ("model", "attention", "quant", "cache", "executor", "tool_parser")
-"""What the stages use, one of each."""
-
-CHAINS = ("logits_processors", "observers")
-"""Groups of which config selects any number, as a mapping from name to values."""
-
-GROUPS = STAGES + PARTS
-"""Config groups that exactly one component is chosen from."""
-
-
-def hook_of(group: str) -> str:
-    """The hook that provides components for a group: provide_schedulers, provide_observers …"""
-    return f"provide_{group}" if group in CHAINS else f"provide_{group}s"

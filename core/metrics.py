@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict
 
+from core.components import STAGES
 from core.front.spans import StageSeconds
-from core.hookspecs import STAGES
 from core.observers import ObserverContext
 from core.outputs import RequestRecord, StepStats
 

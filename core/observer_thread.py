@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from core.errors import described
+from core.isolation.faults import ComponentName, Tally, blocked_text
 from core.outputs import PluginIncident, RequestRecord, StepStats
 
 if TYPE_CHECKING:
@@ -19,8 +22,6 @@ log = logging.getLogger("nonet.observers")
 
 QUEUE_RECORDS = 4096
 INTERVAL_S = 0.05  # an observer wakes by itself: waking it for each record would cost each step a switch of threads
-LOG_EVERY_S = 10.0
-REASON_CHARS = 300
 
 
 class ObserverThread:
@@ -29,7 +30,6 @@ class ObserverThread:
     def __init__(self, member: Named, quarantine_after: int, on_quarantine: Callable[[], None]):
         self.member = member
         self.num_dropped = 0  # written by the thread that puts
-        self._quarantine_after = quarantine_after
         self._on_quarantine = on_quarantine
         self._queue: deque[StepStats | RequestRecord] = deque()
         self._step_finished = member.observer.step_finished
@@ -39,11 +39,8 @@ class ObserverThread:
         self._wake = threading.Event()
         self._ending = False
         self._thread = threading.Thread(target=self._run, name=f"observer-{member.name}", daemon=True)
-        self._lock = threading.Lock()
-        self._failures = 0
-        self._reason = ""
-        self._quarantined = False
-        self._logged_at: float | None = None
+        self._part = ComponentName("observers", member.name, member.plugin)
+        self._tally = Tally(self._part, log, quarantine_after)
         self._serial = 0  # odd while the observer is being called
         self._watched = 0
         self._stuck_turns = 0
@@ -60,26 +57,22 @@ class ObserverThread:
 
     @property
     def quarantined(self) -> bool:
-        return self._quarantined
+        return self._tally.quarantined
 
     def incident(self) -> PluginIncident | None:
-        dropped = f"it is too slow: {self.num_dropped} records dropped" if self.num_dropped else ""
-        if not (self._failures or dropped):
-            return None
-        return PluginIncident(
-            group="observers",
-            name=self.member.name,
-            plugin=self.member.plugin,
-            reason="; ".join(filter(None, (self._reason, dropped))),
-            failures=self._failures,
-            quarantined=self._quarantined,
-        )
+        latest, part = self._tally.latest, self._part
+        if not self.num_dropped:
+            return latest
+        dropped = f"it is too slow: {self.num_dropped} records dropped"
+        if latest is None:
+            return PluginIncident(group=part.group, name=part.name, plugin=part.plugin, reason=dropped, failures=0)
+        return msgspec.structs.replace(latest, reason=f"{latest.reason}; {dropped}")
 
     def call_when_seen(self, then: Callable[[], object]) -> None:
         """Call `then` from this thread when the observer has seen what was put so far."""
         self._waiting.append(then)
         self._wake.set()
-        if self._quarantined:
+        if self.quarantined:
             self._answer(len(self._waiting))
 
     def start(self) -> None:
@@ -93,7 +86,7 @@ class ObserverThread:
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
         if self._thread.is_alive():
-            log.error("observers=%s (plugin %s) did not close in time", self.member.name, self.member.plugin)
+            log.error("%s did not close in time", self._part.who)
 
     def watch(self, turns: int, seconds: float) -> None:
         """Switch the observer off when one call lasts for `turns` calls of this, which are `seconds` long.
@@ -105,14 +98,13 @@ class ObserverThread:
             self._watched, self._stuck_turns = serial, 0
             return
         self._stuck_turns += 1
-        if self._stuck_turns >= turns and not self._quarantined:
-            self._note_failure(f"a call has blocked for {seconds:g} s")
-            self._quarantine()
+        if self._stuck_turns >= turns and not self.quarantined:
+            self._failed(blocked_text(seconds, seconds), final=True)
 
     # --- in the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not (self._ending or self._quarantined):
+        while not (self._ending or self.quarantined):
             self._wake.wait(INTERVAL_S)
             self._wake.clear()
             self._turn()
@@ -123,14 +115,14 @@ class ObserverThread:
     def _turn(self) -> None:
         num_waiting = len(self._waiting)  # what they wait for is in the queue by now
         for _ in range(len(self._queue)):
-            if self._quarantined:
+            if self.quarantined:
                 break
             try:
                 record = self._queue.popleft()
             except IndexError:  # dropped meanwhile
                 break
             self._tell(record)
-        if self._flush is not None and not self._quarantined:
+        if self._flush is not None and not self.quarantined:
             self._call(self._flush)
         self._answer(num_waiting)
 
@@ -145,42 +137,17 @@ class ObserverThread:
         try:
             call(*arguments)
         except BaseException as error:  # also SystemExit: it would end this thread, and nobody would know
-            self._failed(error)
+            self._failed(described(error), error)
         self._serial += 1
 
-    def _failed(self, error: BaseException) -> None:
-        self._note_failure(_told(error))
-        now = time.monotonic()
-        if self._logged_at is None or now - self._logged_at > LOG_EVERY_S:
-            self._logged_at = now
-            who = (self.member.name, self.member.plugin)
-            log.error("observers=%s (plugin %s) failed; %d times so far", *who, self._failures, exc_info=error)
-        if self._failures >= self._quarantine_after and not self._quarantined:
-            self._quarantine()
-
-    def _note_failure(self, reason: str) -> None:
-        with self._lock:
-            self._failures += 1
-            self._reason = reason
-
-    def _quarantine(self) -> None:
-        self._quarantined = True
-        self._on_quarantine()
-        self._queue.clear()
-        who = (self.member.name, self.member.plugin)
-        log.error("observers=%s (plugin %s) is switched off until the next start: %s", *who, self._reason)
-        self._answer(len(self._waiting))
+    def _failed(self, reason: str, cause: BaseException | None = None, *, final: bool = False) -> None:
+        was_off = self.quarantined
+        if self._tally.failed(reason, cause, final=final).quarantined and not was_off:
+            self._on_quarantine()
+            self._queue.clear()
+            self._answer(len(self._waiting))
 
     def _answer(self, count: int) -> None:
         for _ in range(count):
             with suppress(IndexError, RuntimeError):  # answered by another thread; their event loop has ended
                 self._waiting.popleft()()
-
-
-def _told(error: BaseException) -> str:
-    """One line. An exception of a stranger may fail to say what it is."""
-    try:
-        text = str(error)
-    except Exception:
-        text = ""
-    return " ".join(f"{type(error).__name__}: {text}".split())[:REASON_CHARS]

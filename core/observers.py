@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from core.components import who
 from core.errors import PluginError
 from core.observer_thread import ObserverThread
 from core.outputs import PluginIncident, RequestRecord, StepStats
@@ -48,6 +49,13 @@ class Observer(Protocol):
     times a second without any.
 
     Example::
+
+        from pathlib import Path
+
+        from core.observers import ObserverContext
+        from core.outputs import RequestRecord, StepStats
+        from pydantic import BaseModel, ConfigDict
+
 
         class Bill:
             class Settings(BaseModel):
@@ -112,7 +120,7 @@ class Observers:
         missing = [name for name in METHODS if not callable(getattr(member.observer, name, None))]
         if missing:
             raise PluginError(
-                f"observers={member.name} (plugin {member.plugin}) has no method {' and no '.join(missing)}"
+                f"{who('observers', member.name, member.plugin)} has no method {' and no '.join(missing)}"
             )
         thread = ObserverThread(member, self._quarantine_after, self._listen)
         self._threads.append(thread)

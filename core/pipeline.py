@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from core.components import CHAINS, Provided
 from core.config.hashes import digest, plain
-from core.hookspecs import CHAINS
 from core.isolation.faults import ComponentName, Names
 from core.isolation.front import FrontLimits
-from core.plugins import Provided
 
 if TYPE_CHECKING:
     from core.batching import BatchBuilder
+    from core.front.request_fields import RequestFields
     from core.isolation.cache import GuardedCache
     from core.isolation.faults import Faults
     from core.isolation.scheduler import GuardedScheduler
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from core.model.interface import Executor
     from core.model.spec import ModelSpec
     from core.observers import Observers
-    from core.outputs import PluginIncident
-    from core.request import SamplingParams
     from core.stages.admission import Admission
     from core.stages.detokenizer import Detokenizer
     from core.stages.renderer import Renderer
@@ -63,7 +61,13 @@ class Part:
 
     @property
     def wheel(self) -> str:
-        return f"{self.provided.plugin.distribution} {self.provided.plugin.version}"
+        """acme-chaos 1.0"""
+        return self.provided.plugin.wheel
+
+    @property
+    def plugin_text(self) -> str:
+        """As `core.outputs.PluginIncident.plugin` has it: chaos, acme-chaos 1.0."""
+        return self.provided.plugin.text
 
     @property
     def who(self) -> str:
@@ -73,8 +77,8 @@ class Part:
     @property
     def named(self) -> ComponentName:
         """`who` in its pieces, for incidents."""
-        component, plugin = self.provided.component, self.provided.plugin
-        return ComponentName(self.group, component.name, f"{plugin.name}, {self.wheel}", component.target)
+        component = self.provided.component
+        return ComponentName(self.group, component.name, self.plugin_text, component.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +121,17 @@ class PipelineDescription:
         ]
 
 
-def _nothing_is_off(params: SamplingParams, incidents: Sequence[PluginIncident]) -> None:
-    """Of a pipeline without logits processors."""
-
-
 @dataclass(frozen=True, slots=True)
 class FrontPipeline:
-    """Stages 2, 3 and 8, which live in the front process; stage 1 drives them."""
+    """Stages 2, 3 and 8, the tool parser and the observers, which live in the front process; stage 1 drives them."""
 
     model: ModelSpec
     renderer: Renderer
     admission: Admission
     detokenizer: Detokenizer
-    check_fields: Callable[[SamplingParams], None]  # refuses what the selected sampler and processors would ignore
+    request_fields: RequestFields  # refuses what the selected sampler and processors would ignore
     tool_parser: ToolParser
     observers: Observers
-    # refuses what asks for a processor that was switched off; incidents: the latest of each component
-    check_running: Callable[[SamplingParams, Sequence[PluginIncident]], None] = _nothing_is_off
     names: Names = field(default_factory=Names)
     limits: FrontLimits = field(default_factory=FrontLimits)
 

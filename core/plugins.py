@@ -13,14 +13,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import Distribution, EntryPoint, entry_points
-from typing import Any, Literal
+from typing import Literal
 
 from packaging.utils import canonicalize_name
 
-from core.errors import ConfigError, PluginError, Terminated, near_matches
-from core.hookspecs import Component
+from core.components import PluginRecord, Provided
+from core.errors import ConfigError, PluginError, near_matches
 from core.loading.api import LITERAL, check_api
-from core.loading.listing import Listing, list_entry_point, list_plugin, one_line
+from core.loading.listing import Listing, list_entry_point, list_plugin
 from core.version import nonet_version
 
 ENTRY_POINT_GROUP = "nonet.plugins"
@@ -48,51 +48,9 @@ checkout."""
 
 UNKNOWN = "unknown"  # name of a distribution without metadata
 
-Status = Literal["loaded", "disabled", "failed"]
 OnFailure = Literal["refuse", "disable"]
 
 logger = logging.getLogger("nonet.plugins")
-
-
-@dataclass(frozen=True, slots=True)
-class PluginRecord:
-    """One plugin as found. `reason` says why it is not loaded; `warnings`, what its author should mend all the same."""
-
-    name: str
-    distribution: str
-    version: str
-    status: Status
-    reason: str = ""
-    builtin: bool = False
-    components: tuple[tuple[str, Component], ...] = ()  # (group, component)
-    config_packages: tuple[str, ...] = ()
-    hooks: tuple[str, ...] = ()
-    api: str | None = None
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def who(self) -> str:
-        """For messages: lottery (nonet-lottery 0.1.0)."""
-        return f"{self.name} ({self.distribution} {self.version})"
-
-    def failed(self, reason: str) -> PluginRecord:
-        """The same, providing nothing."""
-        return replace(self, status="failed", reason=reason, components=(), config_packages=(), hooks=())
-
-
-@dataclass(frozen=True, slots=True)
-class Provided:
-    """A component together with the plugin that provides it."""
-
-    group: str
-    component: Component
-    plugin: PluginRecord
-
-    @property
-    def who(self) -> str:
-        """For messages: sampler=chaos (plugin chaos, acme-chaos 1.0)."""
-        plugin = self.plugin
-        return f"{self.group}={self.component.name} (plugin {plugin.name}, {plugin.distribution} {plugin.version})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +147,7 @@ def load_plugins(
 
 
 def _refuse_unknown(disable: Iterable[str], points: Sequence[EntryPoint]) -> None:
-    names = {name for point in points for name in (point.name, _distribution_of(point.dist)[0])}
+    names = {name for point in points for name in (point.name, distribution_of(point.dist)[0])}
     known = {_canonical(name) for name in (*names, "all")}
     for name in disable:
         if name in BUILTINS:
@@ -213,7 +171,7 @@ def _load_builtin(name: str) -> PluginRecord:
 
 
 def _load_entry_point(point: EntryPoint, disabled: set[str], timeout_s: float) -> PluginRecord:
-    distribution, version = _distribution_of(point.dist)
+    distribution, version = distribution_of(point.dist)
     record = PluginRecord(point.name, distribution, version, "disabled", "disabled by config or environment")
     if disabled & {_canonical(point.name), _canonical(distribution), "all"}:
         return record
@@ -236,7 +194,8 @@ def _loaded(record: PluginRecord, listing: Listing) -> PluginRecord:
     )
 
 
-def _distribution_of(dist: Distribution | None) -> tuple[str, str]:
+def distribution_of(dist: Distribution | None) -> tuple[str, str]:
+    """Name and version; UNKNOWN for one without metadata."""
     try:
         return (dist.metadata["Name"] or UNKNOWN, dist.version or "0") if dist is not None else (UNKNOWN, "0")
     except Exception:  # what an uninstall left behind has entry points and no metadata; `doctor` finds it
@@ -252,10 +211,10 @@ def _without_clashes(records: Sequence[PluginRecord]) -> list[PluginRecord]:
             plugins[record.name].append(record)
         for group, component in record.components:
             owners[group, component.name].append(record)
-    return [record if record.builtin else _clash(record, plugins, owners) for record in records]
+    return [record if record.builtin else _taken(record, plugins, owners) for record in records]
 
 
-def _clash(
+def _taken(
     record: PluginRecord,
     plugins: Mapping[object, Sequence[PluginRecord]],
     owners: Mapping[object, Sequence[PluginRecord]],
@@ -263,8 +222,7 @@ def _clash(
     for other in plugins.get(record.name, ()):
         if record.status != "disabled" and other is not record:
             return record.failed(
-                f"the plugin name {record.name!r} is also that of {other.distribution} {other.version}; "
-                "uninstall or disable one of them"
+                f"the plugin name {record.name!r} is also that of {other.wheel}; uninstall or disable one of them"
             )
     for group, component in record.components:
         for other in owners[group, component.name]:
@@ -272,14 +230,3 @@ def _clash(
                 way_out = "rename it" if other.builtin else "uninstall or disable one of them"
                 return record.failed(f"its {group}={component.name} is also provided by {other.who}; {way_out}")
     return record
-
-
-def import_target(provided: Provided, path: str) -> Any:
-    """Import "package.module:Name" of a component. Raises PluginError naming plugin, wheel and cause."""
-    module, _, attribute = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Terminated:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{provided.who}: cannot import {path!r}: {one_line(error)}") from error

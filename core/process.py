@@ -28,7 +28,7 @@ import msgspec
 import zmq
 
 from core.border.step_loop import EngineLoop, StepLoop
-from core.errors import ConfigError, NonetError, PluginError
+from core.errors import ConfigError, NonetError, PluginError, Terminated, described, told
 from core.progress import Progress
 from core.version import nonet_version
 from core.wire import (
@@ -61,10 +61,6 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EngineFactory = Callable[[str, Progress], EngineLoop]
 
 
-class _Terminated(BaseException):
-    """SIGTERM while the engine is still being built."""
-
-
 class EngineProcess:
     """One engine process from its boot record to its exit status."""
 
@@ -84,7 +80,7 @@ class EngineProcess:
         try:
             engine = self._start()
             return 1 if engine is None else self._serve(engine)
-        except _Terminated:
+        except Terminated:
             return self._stopped("SIGTERM while starting", 0)
         finally:
             self._socket.close(linger=LINGER_MS)
@@ -102,7 +98,7 @@ class EngineProcess:
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         self._terminated = True
         if self._starting:
-            raise _Terminated
+            raise Terminated(0)
 
     def _start(self) -> EngineLoop | None:
         """The engine, announced to the front; or None, with the one reason sent."""
@@ -115,7 +111,9 @@ class EngineProcess:
             info = engine.info()
             if hello.plugins is not None:
                 _refuse_difference("plugins", hello.plugins, info.plugins)
-        except Exception as error:
+        except Terminated:
+            raise
+        except BaseException as error:  # a plugin may raise anything
             self._send(encode(start_failed(error)))
             return None
         self._starting = False
@@ -138,9 +136,9 @@ class EngineProcess:
         try:
             while not (loop.done or self._terminated):
                 self._turn(loop)
-        except Exception as error:
+        except BaseException as error:  # a plugin may raise anything
             logger.exception("the step loop failed")
-            return self._stopped(f"{type(error).__name__}: {error}", 1)
+            return self._stopped(described(error), 1)
         engine.close()
         return self._stopped("SIGTERM" if self._terminated else "shutdown", 0)
 
@@ -193,14 +191,14 @@ class EngineProcess:
         return status
 
 
-def start_failed(error: Exception) -> StartFailed:
+def start_failed(error: BaseException) -> StartFailed:
     """One line for the user; what Nonet did not raise on purpose is also logged with its traceback."""
     if not isinstance(error, NonetError):
         logger.error("the engine could not be built", exc_info=error)
-    message = str(error) if isinstance(error, NonetError) else f"{type(error).__name__}: {error}"
+    message = told(error) if isinstance(error, NonetError) else described(error)
     kinds: tuple[StartError, ...] = get_args(StartError)
     kind: StartError = next((kind for kind in kinds if kind == type(error).__name__), "EngineDeadError")
-    return StartFailed(message=" ".join(message.split()), error=kind)
+    return StartFailed(message=message, error=kind)
 
 
 def load_factory(name: str) -> EngineFactory:

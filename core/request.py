@@ -115,8 +115,9 @@ class ReadOnlyList(list[int]):
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(
-            "prompt_token_ids, output_token_ids and block_table of a request are the engine's, and read only for plugins "
-            "(but for a cache that is asked to change a block table); work on a copy: list(ids)"
+            "prompt_token_ids, output_token_ids and block_table of a request are read only for plugins. A scheduler adds "
+            "output with request.append_output(ids) (plugin API 1.1); a cache changes the block table of the request that it "
+            "is called with, in that call; all others work on a copy: list(ids)"
         )
 
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse
@@ -125,6 +126,35 @@ class ReadOnlyList(list[int]):
     def __reduce__(self) -> tuple[type[list[int]], tuple[list[int]]]:
         """A copy is a plain list."""
         return list, (list(self),)
+
+
+class ReadOnlyDict(dict[Any, Any]):
+    """Entries that are read like any dict, and changed by nobody. Unions and copies are plain dicts."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("params of a request are read only for plugins; work on a copy: dict(entries)")
+
+    update = setdefault = pop = popitem = clear = _refuse
+    __setitem__ = __delitem__ = __ior__ = _refuse
+
+    def __reduce__(self) -> tuple[type[dict[Any, Any]], tuple[dict[Any, Any]]]:
+        """A copy is a plain dict."""
+        return dict, (dict(self),)
+
+
+NO_ENTRIES = ReadOnlyDict()
+
+
+def sealed(params: SamplingParams) -> SamplingParams:
+    """The same, and its dicts cannot be changed in place either."""
+    bias, extra = params.logit_bias, params.extra
+    return msgspec.structs.replace(
+        params,
+        logit_bias=ReadOnlyDict(bias) if bias else NO_ENTRIES,
+        extra=ReadOnlyDict({name: ReadOnlyDict(values) for name, values in extra.items()}) if extra else NO_ENTRIES,
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -174,7 +204,7 @@ class Request:
         return cls(
             request_id=message.request_id,
             prompt_token_ids=message.prompt_token_ids,
-            params=message.params,
+            params=sealed(message.params),
             seed=message.seed,
             choice=message.choice,
             priority=message.priority,

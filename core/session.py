@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from core.assembly import build_front, build_frontend, describe, make_engine, read_model
 from core.capabilities import check_model
+from core.components import import_target
 from core.config.compose import ComposedConfig, compose, values_named
 from core.config.keys import validated
-from core.errors import NonetError, PluginError, Terminated
-from core.isolation.faults import described
+from core.errors import NonetError, PluginError, Terminated, described
 from core.pipeline import FrontPipeline, Part, PipelineDescription
-from core.plugins import Plugins, import_target, load_plugins
+from core.plugins import Plugins, load_plugins
 from core.progress import Progress, no_progress
 from core.settings import PluginSettings, Settings
 
@@ -101,16 +101,16 @@ def _engine_settings(session: Session, model: Path) -> str:
 async def start_front(
     session: Session,
     progress: Progress = no_progress,
-    step_observers: Sequence[Callable[[StepStats], None]] = (),
+    taps: Sequence[Callable[[StepStats], None]] = (),
     imports: Sequence[Part] = (),
 ) -> Front:
-    """Both halves, running. Close the front to end them. `step_observers` join those of the plugins.
+    """Both halves, running. Close the front to end them. `taps` join those of the plugins.
 
     The model is fetched here. Then an engine process loads its weights while this one loads the tokenizer and the code
     of `imports`. When either half fails, the other is ended.
     """
     try:
-        return await _started_front(session, progress, step_observers, imports)
+        return await _started_front(session, progress, taps, imports)
     finally:
         progress("start", 1, 1)  # ends what is shown, also where it will never be complete
 
@@ -118,7 +118,7 @@ async def start_front(
 async def _started_front(
     session: Session,
     progress: Progress,
-    step_observers: Sequence[Callable[[StepStats], None]],
+    taps: Sequence[Callable[[StepStats], None]],
     imports: Sequence[Part],
 ) -> Front:
     from core.front.front import Front
@@ -136,7 +136,7 @@ async def _started_front(
         # in a thread, so that the progress of the engine process is shown meanwhile
         tokenizer = await asyncio.to_thread(_load, spec, imports)
         pipeline = _front_pipeline(session, spec, client, tokenizer)
-        pipeline.observers.add_taps(step_observers)
+        pipeline.observers.add_taps(taps)
         front = Front(pipeline, client, time.monotonic)
         on_failure.push_async_callback(front.close)
         await front.start(progress, starting)

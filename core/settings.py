@@ -10,18 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from core.client import EngineProcessSettings
+from core.components import CHAINS, GROUPS, Provided, closed_model, import_target
 from core.config.keys import validated
-from core.errors import ConfigError, PluginError, near_matches
-from core.hookspecs import CHAINS, GROUPS
+from core.errors import ConfigError, near_matches
 from core.model.sources import DEFAULT_SOURCE
-from core.plugins import (
-    MAX_START_TIMEOUT_S,
-    START_TIMEOUT_VARIABLE,
-    OnFailure,
-    Provided,
-    default_start_timeout,
-    import_target,
-)
+from core.plugins import MAX_START_TIMEOUT_S, START_TIMEOUT_VARIABLE, OnFailure, default_start_timeout
 
 MODEL_KEYS = ("source", "dtype", "device", "max_model_len", "served_name", "cache_dir")
 """Keys of the config group `model` that the pipeline itself reads; the others belong to the model plugin."""
@@ -111,7 +104,7 @@ class Settings(BaseModel):
         own = {key: model_values.pop(key) for key in MODEL_KEYS if key in model_values}
         return cls(
             groups=groups,
-            chains={chain: _selections(chain, config.get(chain)) for chain in CHAINS},
+            chains={chain: _selections(chain, config.get(chain, {})) for chain in CHAINS},
             model=validated(ModelSettings, own, "model"),
             plugins=validated(PluginSettings, config.get("plugins") or {}, "plugins"),
             process=validated(ProcessSettings, config.get("process") or {}, "process"),
@@ -147,7 +140,11 @@ def _selection(group: str, section: object) -> Selection:
 
 def _selections(chain: str, section: object) -> tuple[Selection, ...]:
     if section is None:
-        return ()
+        raise ConfigError(
+            f"config key {chain!r}: null would drop all that other files select; for none, write `- override /{chain}: []` in "
+            f"a file's defaults, or {chain}=[] on the command line",
+            chain,
+        )
     if not isinstance(section, Mapping):
         raise ConfigError(
             f"config key {chain!r}: a mapping from name to values (got {section!r}); a file lists members in its "
@@ -185,13 +182,7 @@ def settings_class(provided: Provided) -> type[BaseModel]:
     """The class that the values of a component are checked by. Raises PluginError where it is missing or lax."""
     path = provided.component.settings or f"{provided.component.target}.Settings"
     if provided.component.settings is not None:
-        cls = import_target(provided, path)
+        found = import_target(provided, path)
     else:
-        cls = getattr(import_target(provided, provided.component.target), "Settings", None)
-    if not (isinstance(cls, type) and issubclass(cls, BaseModel)):
-        raise PluginError(f"{provided.who}: {path} is no pydantic model; the values of a component are one")
-    if not cls.model_config.get("frozen") or cls.model_config.get("extra") != "forbid":
-        raise PluginError(
-            f'{provided.who}: {path} must be frozen and refuse unknown keys: ConfigDict(frozen=True, extra="forbid")'
-        )
-    return cls
+        found = getattr(import_target(provided, provided.component.target), "Settings", None)
+    return closed_model(provided, path, found, "the values of a component are one")

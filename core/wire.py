@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from core.errors import NonetError
-from core.outputs import StepOutput, TokenDelta
+from core.outputs import StepOutput, StepStats, TokenDelta
 from core.request import EngineRequest, FinishReason
 
 WIRE_VERSION = 1
@@ -154,15 +154,42 @@ def decode(frame: bytes) -> AnyMessage:
 
 
 def output_frames(output: StepOutput, sequence: int) -> list[bytes]:
-    """Frames of one step output, numbered from `sequence`. A single delta past the bound becomes an error delta."""
+    """Frames of one step output, numbered from `sequence`. A single delta past the bound becomes an error delta,
+    and so does one that msgpack cannot carry: a plugin's value is nobody else's trouble."""
     try:
         return [encode(Output(sequence=sequence, output=output))]
     except FrameTooLargeError:
         parts = _halves(output)
+    except WireError:
+        return output_frames(_sendable(output), sequence)
     frames: list[bytes] = []
     for part in parts[:-1]:
         frames += _part_frames(part, sequence + len(frames))
     return frames + output_frames(parts[-1], sequence + len(frames))
+
+
+def is_sendable(value: msgspec.Struct) -> bool:
+    """Whether it can be encoded, and is what its class says once it is decoded again."""
+    try:
+        msgspec.msgpack.decode(_encoder.encode(value), type=type(value))
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return False
+    return True
+
+
+def _sendable(output: StepOutput) -> StepOutput:
+    """What can be sent of it, and errors in place of the rest."""
+    deltas = [delta if is_sendable(delta) else _unsendable(delta) for delta in output.deltas]
+    return StepOutput(
+        deltas=[delta for delta in deltas if is_sendable(delta)],
+        stats=output.stats if is_sendable(output.stats) else StepStats(),
+        incidents=[incident for incident in output.incidents if is_sendable(incident)],
+    )
+
+
+def _unsendable(delta: TokenDelta) -> TokenDelta:
+    error = "a plugin made a result that cannot be sent: a number of more than 64 bits, text without a UTF-8 form, or no value"
+    return TokenDelta(request_id=delta.request_id, finish_reason=FinishReason.ERROR, error=error)
 
 
 def _part_frames(part: StepOutput, sequence: int) -> list[bytes]:

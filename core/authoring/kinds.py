@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.hookspecs import CHAINS, GROUPS
+from core.components import CHAINS, GROUPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,79 +14,80 @@ class Kind:
     group: str
     summary: str
     declares: tuple[str, ...] = ()
-    contract: str = ""  # the suite's module in core.testing and its class
     words: tuple[str, ...] = ()  # what the test class says beside its component, as source text
     test_imports: tuple[str, ...] = ()
+    std_imports: tuple[str, ...] = ()  # of the test module, from the standard library
 
 
+ASK = """settings = {"port": 0}
+
+    async def ask(self, frontend: AcmeWord, prompt: str, max_tokens: int) -> str:
+        \"\"\"How a client speaks to it: the text of one answer, or an exception.\"\"\"
+        address = urlsplit(frontend.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        try:
+            writer.write(json.dumps({"prompt": prompt, "max_tokens": max_tokens}).encode() + b"\\n")
+            return str(json.loads(await reader.readline())["text"])
+        finally:
+            writer.close()"""
+STD = ("import asyncio", "import json", "from urllib.parse import urlsplit", "")
 SETTINGS = 'settings="acme_word.settings:AcmeWordSettings"'
 
 KINDS = {
     kind.group: kind
     for kind in (
-        Kind("frontend", "lines on standard input, JSON on standard output", contract="frontend:FrontendContract"),
+        Kind("frontend", "JSON lines over TCP", words=(ASK,), std_imports=STD),
         Kind(
             "renderer",
             "chat template and tokenizer, with a default system message",
             ('provides=("messages", "text", "token_ids", "tools")',),
-            "renderer:RendererContract",
         ),
-        Kind("admission", "the usual checks, and a bound on prompts", contract="admission:AdmissionContract"),
+        Kind("admission", "the usual checks, and a bound on prompts"),
         Kind(
             "scheduler",
             "short prompts first, and nobody waits for ever",
             ('provides=("drafts",)',),
-            "scheduler:SchedulerContract",
         ),
-        Kind("prefill", "each prompt gets a share of the step", contract="prefill:PrefillContract"),
+        Kind("prefill", "each prompt gets a share of the step"),
         Kind(
             "decode",
             "drafts by prompt lookup",
             ('requires=("scheduler.drafts", "sampler.drafts")',),
-            "decode:DecodeContract",
         ),
         Kind(
             "sampler",
             "argmax, or Gumbel noise",
             (SETTINGS, 'provides=("temperature", "logits_processors", "drafts")'),
-            "sampler:SamplerContract",
-            ('provides = frozenset({"temperature", "logits_processors", "drafts"})  # as in its Component',),
         ),
-        Kind("detokenizer", "text word by word", contract="detokenizer:DetokenizerContract"),
-        Kind("completion", "the usual ends, and a bound on every output", contract="completion:CompletionContract"),
-        Kind("model", "the native decoder with scaled logits", (SETTINGS,), "model:ModelContract"),
+        Kind("detokenizer", "text word by word"),
+        Kind("completion", "the usual ends, and a bound on every output"),
+        Kind("model", "the native decoder with scaled logits", (SETTINGS,)),
         Kind(
             "attention",
             "one request at a time, easy to read",
             (SETTINGS, 'provides=("sliding_window", "softcap")'),
-            "attention:AttentionContract",
         ),
         Kind(
             "quant",
             "int8 weights, one scale per output channel",
             (SETTINGS,),
-            "quant:QuantContract",
             ("max_error = 0.02  # relative, of a product",),
         ),
         Kind(
             "cache",
             "paged blocks; short prompts share nothing",
             ('provides=("prefix_sharing",)',),
-            "cache:CacheContract",
         ),
         Kind(
             "executor",
             "in the engine's process, slow steps logged",
             (SETTINGS, 'provides=("history", "state")'),
-            "executor:ExecutorContract",
         ),
         Kind(
             "tool_parser",
             "calls are lines that begin with TOOL",
             ('provides=("tools",)', 'requires=("frontend.tools", "renderer.messages", "renderer.tools")'),
-            "tool_parser:ToolParserContract",
             (
-                'provides = frozenset({"tools"})  # as in its Component',
                 """examples = {'TOOL {"name": "weather", "arguments": {"city": "Oslo"}}': [("weather", {"city": "Oslo"})]}""",
             ),
         ),
@@ -98,14 +99,13 @@ KINDS = {
                 'params="acme_word.settings:AcmeWordParams"',
                 'requires=("sampler.logits_processors", "executor.history")',
             ),
-            "logits_processor:LogitsProcessorContract",
             (
                 "params = AcmeWordParams  # as in its Component",
                 'asks = ({"size": 2}, {"size": 3})  # what requests send',
             ),
             ("from acme_word.settings import AcmeWordParams",),
         ),
-        Kind("observers", "tokens of each tenant, in a JSON file", contract="observer:ObserverContract"),
+        Kind("observers", "tokens of each tenant, in a JSON file"),
     )
 }
 

@@ -14,12 +14,15 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from core.authoring.kinds import KINDS, Kind
+from core.components import CHAINS, hook_of
+from core.contracts import CONTRACTS
 from core.errors import ConfigError, near_matches
-from core.hookspecs import API_VERSION, CHAINS, hook_of
+from core.hookspecs import API_VERSION
 from core.version import nonet_version
 
 TEMPLATES = files("core.authoring") / "templates"
 LEGAL = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+SETTINGS_ROW = "| `acme_word/settings.py` | its settings, in a module without torch, so that config is checked fast |\n"
 RESERVED = ("core", "plugins", "configs", "tests", "nonet")
 
 
@@ -37,7 +40,8 @@ def write_package(distribution: str, group: str, folder: Path) -> Path:
             place.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--dir={folder}: {error.strerror}: {error.filename}") from error
-        place.write_text(_replaced(text, words).rstrip("\n") + "\n", encoding="utf-8")
+        lines = [line.rstrip() for line in _replaced(text, words).rstrip("\n").split("\n")]
+        place.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return target
 
 
@@ -63,7 +67,7 @@ def _check_name(distribution: str) -> None:
 def _words(distribution: str, kind: Kind) -> dict[str, str]:
     module = distribution.replace("-", "_")
     chain = kind.group in CHAINS
-    suite, _, contract = kind.contract.partition(":")
+    suite, _, contract = CONTRACTS[kind.group].suite.partition(":")
     major, minor = nonet_version().split(".")[:2]
     return {
         "acme-word": distribution,
@@ -72,17 +76,26 @@ def _words(distribution: str, kind: Kind) -> dict[str, str]:
         "{{group}}": kind.group,
         "{{hook}}": hook_of(kind.group),
         "{{summary}}": kind.summary,
+        "{{key}}": f"{kind.group}.{module}" if chain else kind.group,
+        "{{settings_row}}": SETTINGS_ROW if any("settings=" in line for line in kind.declares) else "",
         "{{declares}}": "".join(f"        {line},\n" for line in kind.declares),
-        "{{suite}}": f"core.testing.{suite}",
+        "{{suite}}": suite,
         "{{contract}}": contract,
+        "{{std_imports}}": "".join(f"{line}\n" for line in kind.std_imports),
         "{{more_imports}}": "".join(f"{line}\n" for line in kind.test_imports),
-        "{{words}}": "\n".join(f"    {line}" for line in kind.words),
+        "{{words}}": "\n".join(f"    {line}" for line in (*_provided(kind), *kind.words)),
         "{{api}}": API_VERSION,
         "{{nonet}}": f"nonet>={major}.{minor},<{major}.{int(minor) + 1}",
         "{{select}}": f"{kind.group}.{module}={{}}" if chain else f"{kind.group}={module}",
         "{{yaml}}": f"{module}: {{}}" if chain else f"name: {module}",
         "{{part}}": f'chain("{kind.group}")[-1]' if chain else f'part("{kind.group}")',
     }
+
+
+def _provided(kind: Kind) -> list[str]:
+    """What the contract's class must know of what its component provides, as a line of source text."""
+    found = [line.removeprefix("provides=(").rstrip("),") for line in kind.declares if line.startswith("provides=")]
+    return [f"provides = frozenset({{{words}}})  # as in its Component" for words in found]
 
 
 def _replaced(text: str, words: dict[str, str]) -> str:

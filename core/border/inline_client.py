@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from core.border.step_loop import EngineLoop, StepLoop
 from core.border.thread_client import TURN_S, ThreadClient
-from core.errors import EngineDeadError, NonetError
+from core.errors import EngineDeadError, NonetError, described
 from core.outputs import StepOutput
 from core.request import EngineRequest
 from core.wire import Add, FrontMessage, Reply
@@ -48,16 +48,16 @@ class InlineClient(ThreadClient[FrontMessage]):
             engine = self._make_engine()
         except NonetError:
             raise
-        except Exception as error:
+        except BaseException as error:  # whatever ends this thread is the engine's death
             logger.exception("the engine could not be built")
-            raise EngineDeadError(f"{type(error).__name__}: {error}") from error
+            raise EngineDeadError(described(error)) from error
         try:
             if not self._closing:
                 self._on_ready(engine.info())
                 self._turns(StepLoop(engine))
-        except Exception as error:
+        except BaseException as error:  # whatever ends this thread is the engine's death
             logger.exception("the step loop failed")
-            return f"the engine failed: {type(error).__name__}: {error}"
+            return f"the engine failed: {described(error)}"
         finally:
             engine.close()
         return "the engine client is closed"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from core.errors import Terminated, described
 from core.outputs import StepOutput, TokenDelta
 from core.request import EngineRequest, FinishReason
 from core.wire import Abort, Add, EngineInfo, FrontMessage, Reply, ResetPrefixCache, Shutdown
@@ -71,11 +72,13 @@ class StepLoop:
         """No message can end the loop: what raises is logged, and answered where someone waits for an answer."""
         try:
             return self._handle(message)
-        except Exception as error:
+        except Terminated:
+            raise
+        except BaseException as error:  # a plugin may raise anything
             logger.exception("%s message failed", type(message).__name__)
             if isinstance(message, Add):  # some of it may have been queued
                 self._engine.abort([request.request_id for request in message.requests])
-            return _answer_failed(message, f"{type(error).__name__}: {error}")
+            return _answer_failed(message, described(error))
 
     def _handle(self, message: FrontMessage) -> list[StepOutput | Reply]:
         match message:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
 
 from core.border.inbox import Inbox
-from core.errors import EngineDeadError, NonetError, OverloadedError
+from core.errors import EngineDeadError, NonetError, OverloadedError, described
 from core.outputs import StepOutput
 from core.progress import Progress, no_progress
 from core.request import EngineRequest
@@ -228,9 +228,9 @@ class ThreadClient(ABC, Generic[Item]):
         except NonetError as error:  # the first start failed
             self._finish(str(error))
             self._started.set_exception(error)
-        except Exception as error:
+        except BaseException as error:  # whatever ends this thread: nobody else would tell those who wait
             logger.exception("the engine client failed")
-            reason = f"the engine client failed: {type(error).__name__}: {error}"
+            reason = f"the engine client failed: {described(error)}"
             self._finish(reason)
             if not self._started.done():
                 self._started.set_exception(EngineDeadError(reason))

@@ -64,6 +64,29 @@ class KVCache(Protocol):
 
     A cache changes `block_table` and `block_hashes` of a request, and nothing else. When it raises, or gives a block that it
     has given already, the engine makes a new one, empty, for the same blocks: all requests are computed again.
+
+    Example::
+
+        from core.cache.kv_cache import CacheContext
+        from core.cache.paged import PagedCache
+        from core.request import Request
+        from pydantic import Field
+
+
+        class LongPrefixes(PagedCache):  # its blocks and books
+            class Settings(PagedCache.Settings):
+                min_prompt_tokens: int = Field(default=0, ge=0, description="shorter prompts are not shared")
+
+            def __init__(self, settings: Settings, context: CacheContext):
+                super().__init__(settings, context)
+                self._min = settings.min_prompt_tokens
+
+            def lookup(self, request: Request) -> int:
+                return super().lookup(request) if request.num_prompt_tokens >= self._min else 0
+
+            def commit(self, request: Request, num_tokens: int | None = None) -> None:
+                if request.num_prompt_tokens >= self._min:
+                    super().commit(request, num_tokens)
     """
 
     @property

@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
 
 async def _bench(session: Session, workload: FixedLengths) -> dict[str, Any]:
     log = StepLog()
-    front = await start_front(session, ProgressBars(), step_observers=(log,))
+    front = await start_front(session, ProgressBars(), taps=(log,))
     bar = tqdm(total=workload.num_requests, desc="requests", file=sys.stderr, disable=None)
     try:
         report = await measure(front, workload, log, bar.update)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from core.commands.doctor_components import component_check
 from core.commands.doctor_configs import option_check
 from core.commands.doctor_installs import install_check, package_check, plugin_check
 from core.commands.findings import Finding, Level
@@ -126,7 +127,7 @@ def _extra(name: str, requirements: Sequence[Requirement]) -> Finding:
     missing = [requirement.name for requirement in own if not _is_installed(requirement.name)]
     if missing:
         return Finding(
-            "info", f"extra {name}", f"no {', '.join(missing)}; pip install 'nonet[{name}]' where you want it"
+            "info", f"extra {name}", f"no {', '.join(missing)}; pip install {' '.join(missing)} where you want it"
         )
     return Finding(
         "ok", f"extra {name}", ", ".join(requirement.name for requirement in own) or "nothing to install here"
@@ -152,6 +153,7 @@ CHECKS: tuple[Callable[[], list[Finding]], ...] = (
 )
 PLUGIN_CHECKS: tuple[Callable[[Plugins], list[Finding]], ...] = (
     plugin_check,
+    component_check,
     install_check,
     option_check,
     config_check,

@@ -11,8 +11,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from core.commands.findings import Finding
+from core.components import CHAINS, GROUPS
+from core.config.bounds import check_bounds
 from core.errors import near_matches
-from core.hookspecs import CHAINS, GROUPS
 from core.plugins import Plugins
 
 OURS = "configs"
@@ -49,6 +50,7 @@ def _problems(plugins: Plugins, option: str, path: Path) -> Iterator[str]:
     if not slash or group not in (*GROUPS, *CHAINS):
         return
     try:
+        check_bounds(path)
         if path.read_text(encoding="utf-8").lstrip().startswith("# @package"):
             return
         values: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)

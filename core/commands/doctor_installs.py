@@ -16,7 +16,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from core.commands.findings import Finding
-from core.plugins import ENTRY_POINT_GROUP, PluginRecord, Plugins
+from core.components import PluginRecord
+from core.plugins import ENTRY_POINT_GROUP, UNKNOWN, Plugins, distribution_of
 
 PACKAGES = ("core", "plugins", "configs")
 
@@ -43,7 +44,7 @@ def plugin_check(plugins: Plugins) -> list[Finding]:
     """What each plugin's record says; a failed one keeps `serve` from starting."""
     findings = [_failed(plugins, record) for record in plugins.failed()]
     findings += [
-        Finding("warn", record.name, f"{record.distribution} {record.version} {warning}")
+        Finding("warn", record.name, f"{record.wheel} {warning}")
         for record in plugins.records
         for warning in record.warnings
     ]
@@ -52,7 +53,7 @@ def plugin_check(plugins: Plugins) -> list[Finding]:
 
 def _failed(plugins: Plugins, record: PluginRecord) -> Finding:
     (name,) = plugins.to_disable([record])
-    reason = f"{record.distribution} {record.version}: {record.reason}"
+    reason = f"{record.wheel}: {record.reason}"
     return Finding("fail", record.name, f"{reason}; plugins.disable=[{name}] goes on without it")
 
 
@@ -112,7 +113,7 @@ def _two_releases(names: Iterable[str]) -> Iterator[Finding]:
     found: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for dist in distributions():
         place = str(Path(str(dist.locate_file(""))).resolve())
-        found[canonicalize_name(_name(dist) or "")].add((_version(dist), place))
+        found[canonicalize_name(_name(dist) or "")].add((distribution_of(dist)[1], place))
     for name in sorted(names):
         places = sorted(found[canonicalize_name(name)])
         if len({version for version, _ in places}) > 1:
@@ -121,17 +122,8 @@ def _two_releases(names: Iterable[str]) -> Iterator[Finding]:
 
 
 def _name(dist: Distribution | None) -> str | None:
-    try:
-        return dist.metadata["Name"] if dist is not None else None
-    except Exception:  # an uninstall that left entry points without metadata
-        return None
-
-
-def _version(dist: Distribution) -> str:
-    try:
-        return dist.version or "0"
-    except Exception:
-        return "0"
+    name, _ = distribution_of(dist)
+    return None if name == UNKNOWN else name
 
 
 def _origin(module: str) -> Path | None:

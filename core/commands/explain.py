@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from core.components import CHAINS, STAGES
 from core.config.hashes import plain
 from core.errors import ConfigError, near_matches
-from core.hookspecs import CHAINS, STAGES
 from core.pipeline import Part
 from core.session import Session, inspect_session
 

@@ -6,11 +6,14 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from core.capabilities import unknown_words
+from core.components import PluginRecord
 from core.errors import ConfigError, near_matches
 from core.hookspecs import Component
-from core.plugins import PluginRecord, load_plugins
+from core.plugins import Plugins, load_plugins
 
 TOOLS = {
     "check": "run the conformance suites against what a plugin provides",
@@ -36,7 +39,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _list(*, as_json: bool) -> None:
-    records = load_plugins().records
+    plugins = load_plugins()
+    records = [_with_warnings(record, plugins) for record in plugins.records]
     if as_json:
         print(json.dumps([row(record) for record in records], indent=2, ensure_ascii=False))
         return
@@ -44,26 +48,37 @@ def _list(*, as_json: bool) -> None:
         print("\n".join(_lines(record)))
 
 
+def _with_warnings(record: PluginRecord, plugins: Plugins) -> PluginRecord:
+    """Also of what can only be said beside all others."""
+    return replace(record, warnings=(*record.warnings, *unknown_words(record, plugins)))
+
+
 def _lines(record: PluginRecord) -> Iterator[str]:
-    wheel = f"{record.distribution} {record.version}"
-    yield f"{record.name:<24}{wheel:<24}{record.status}{f', API {record.api}' if record.api else ''}"
+    api = f", API {record.api}" if record.api else ""
+    yield f"{_column(record.name, 24)}{_column(record.wheel, 24)}{record.status}{api}"
     if record.reason:
         yield f"    {record.reason}"
     for warning in record.warnings:
         yield f"    warning: {warning}"
     for group, component in record.components:
-        yield f"    {f'{group}={component.name}':<34}{component.summary}"
+        yield f"    {_column(f'{group}={component.name}', 34)}{component.summary}"
         if terms := _terms(component):
             yield f"{'':<38}{terms}"
 
 
+def _column(text: str, width: int) -> str:
+    """At least two spaces follow, also after a text that is wider."""
+    return f"{text:<{width - 2}}  "
+
+
 def _terms(component: Component) -> str:
-    """What it asks of the others, in words: requires sampler.logits_processors; device: cuda."""
-    terms = [
-        f"{word} {', '.join(names)}"
-        for word, names in (("requires", component.requires), ("conflicts with", component.conflicts))
-        if names
-    ]
+    """What it offers and asks, in words: provides drafts; requires sampler.logits_processors; device: cuda."""
+    said = (
+        ("provides", component.provides),
+        ("requires", component.requires),
+        ("conflicts with", component.conflicts),
+    )
+    terms = [f"{word} {', '.join(names)}" for word, names in said if names]
     return "; ".join([*terms, *(f"{fact}: {', '.join(map(str, v))}" for fact, v in component.accepts.items())])
 
 

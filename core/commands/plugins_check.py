@@ -10,15 +10,16 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from core.commands.words import words_of
+from core.components import CHAINS, GROUPS
 from core.errors import ConfigError, near_matches
-from core.hookspecs import CHAINS, GROUPS
-from core.plugins import BUILTINS, ENTRY_POINT_GROUP
+from core.plugins import BUILTINS, ENTRY_POINT_GROUP, distribution_of
 from core.testing.conformance import Checked, Subject, check
 
 USAGE = (
@@ -55,12 +56,12 @@ def run(arguments: Sequence[str]) -> int:
         plugins = BUILTINS if "--builtins" in asked.flags else _plugins_of(asked.package)
         _check_tools()
         timeout = asked.timeout
+        group, component = asked.values.get("--group", ""), asked.values.get("--component", "")
+        subject = Subject(plugins, group, component, asked.overrides, asked.values.get("--model", ""))
+        found = check(subject, timeout)
     except ConfigError as error:
         print(f"nonet plugins check: {error}", file=sys.stderr)
         return 2
-    group, component = asked.values.get("--group", ""), asked.values.get("--component", "")
-    subject = Subject(plugins, group, component, asked.overrides, asked.values.get("--model", ""))
-    found = check(subject, timeout)
     if (group or component) and not any(one.failed or not one.subject.startswith("plugin ") for one in found):
         what = f"{group or 'component'} called {component!r}" if component else group
         print(
@@ -80,7 +81,7 @@ def _parsed(arguments: Sequence[str]) -> Arguments:
     values: dict[str, str] = {}
     overrides: list[str] = []
     flags: set[str] = set()
-    words = iter(_split(arguments))
+    words = iter(words_of(arguments))
     for word in words:
         if word in VALUED:
             value = next(words, "")
@@ -104,32 +105,25 @@ def _parsed(arguments: Sequence[str]) -> Arguments:
     return Arguments(names[0] if names else "", values, tuple(overrides), frozenset(flags))
 
 
-def _split(arguments: Sequence[str]) -> list[str]:
-    """`--group=x` as two words."""
-    return [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
-
-
 def _plugins_of(package: str) -> tuple[str, ...]:
     """Plugins of a distribution, or the one of that name; a built-in module by its name. Imports none of them."""
     if package in BUILTINS:
         return (package,)
     points = entry_points(group=ENTRY_POINT_GROUP)
     wanted = canonicalize_name(package)
-    found = [p.name for p in points if wanted in (canonicalize_name(p.name), canonicalize_name(_distribution(p)))]
+    found = [
+        p.name for p in points if wanted in (canonicalize_name(p.name), canonicalize_name(distribution_of(p.dist)[0]))
+    ]
     if not found:
-        known = {name for point in points for name in (point.name, _distribution(point))}
+        known = {name for point in points for name in (point.name, distribution_of(point.dist)[0])}
         hint = near_matches(package, known) if known else "; no plugin is installed"
         raise ConfigError(f"no installed package or plugin is called {package!r}{hint}; install it, then check it")
     return tuple(dict.fromkeys(found))
 
 
-def _distribution(point: EntryPoint) -> str:
-    return (point.dist.metadata["Name"] or "") if point.dist is not None else ""
-
-
 def _check_tools() -> None:
     if importlib.util.find_spec("pytest") is None:
-        raise ConfigError("the checks need pytest; pip install 'nonet[testing]'")
+        raise ConfigError("the checks need pytest; pip install pytest")
 
 
 def report(found: Sequence[Checked]) -> dict[str, Any]:
@@ -159,5 +153,10 @@ def _print(found: Sequence[Checked], *, verbose: bool) -> None:
             print(f"    FAILED {failed.check}: {failed.reason}{times}")
             if verbose and failed.detail:
                 print("\n".join(f"        {line}" for line in failed.detail.splitlines()))
+        if verbose:
+            for check_name, reason in one.skipped.items():
+                print(f"    skipped {check_name}: {reason}")
     totals = report(found)
-    print(f"checked {len(found)} components: {totals['checks']} checks, {totals['failed']} failed")
+    num = sum(not one.subject.startswith("plugin ") for one in found)
+    components = "1 component" if num == 1 else f"{num} components"
+    print(f"checked {components}: {totals['checks']} checks, {totals['failed']} failed")

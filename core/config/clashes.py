@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import MappingProxyType
 
-from core.hookspecs import CHAINS
+from core.components import CHAINS
 
 Value = str | int | bool
 
@@ -102,7 +102,7 @@ def _next_step(party: Party, required: str, alternatives: Sequence[Party]) -> st
     elif not able:
         words = {offered for other in alternatives if other.group == group for offered in other.provides}
         near = get_close_matches(word, sorted(words), n=1)
-        hint = f" (it has {near[0]})" if near else ""
+        hint = f" (did you mean {group}.{near[0]}?)" if near else ""
         steps[0] = f"no installed {group} provides it{hint}"
     return ", or ".join(step for step in steps if step)
 

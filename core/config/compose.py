@@ -19,12 +19,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
+from core.components import CHAINS, GROUPS
 from core.config.files import CONFIG_DIR, FREE_GROUPS, Composition, ConfigFiles, one_line
 from core.config.keys import keys_of, nearest
 from core.config.overrides import KEYS, ROOTS, Changes, changes, is_known, parsed
 from core.config.provenance import OVERRIDE, Provenance, members_of, trace
 from core.errors import ConfigError, PluginError, near_matches
-from core.hookspecs import CHAINS, GROUPS
 from core.plugins import Plugins
 from core.settings import ModelSettings, PluginSettings, ProcessSettings, settings_class
 

@@ -6,6 +6,7 @@ its global state, and what a composition was made of is kept, so that each value
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from core.components import CHAINS, GROUPS
+from core.config.bounds import check_bounds
 from core.errors import ConfigError, near_matches
-from core.hookspecs import CHAINS, GROUPS
 from core.plugins import Plugins
 from core.version import nonet_version
 
@@ -41,8 +43,9 @@ COMPONENT = "component"  # provider of an option that no file describes
 class _Repository(CachingConfigRepository):
     """Hydra's files, and an option for each component that has none of its own: selected by name all the same."""
 
-    def __init__(self, delegate: IConfigRepository, plugins: Plugins):
+    def __init__(self, delegate: IConfigRepository, plugins: Plugins, places: Sequence[Path]):
         super().__init__(delegate)
+        self._places = places
         self._names = {group: plugins.names(group) for group in (*GROUPS, *CHAINS)}
 
     def group_exists(self, config_path: str) -> bool:
@@ -53,6 +56,8 @@ class _Repository(CachingConfigRepository):
         return sorted({*found, *self._names.get(group_name, ())})
 
     def load_config(self, config_path: str) -> ConfigResult | None:
+        if f"config_path={config_path}" not in self.cache:
+            self._check_bounds(config_path)
         try:
             found = super().load_config(config_path)
         except ValueError as error:
@@ -64,6 +69,12 @@ class _Repository(CachingConfigRepository):
             found = ConfigResult(COMPONENT, COMPONENT, node, {"package": None}, defaults_list=[])
             self.cache[f"config_path={config_path}"] = found
         return found
+
+    def _check_bounds(self, config_path: str) -> None:
+        """Of the file that Hydra is about to read: it would build whatever aliases stand for."""
+        files = (place / f"{config_path}.yaml" for place in self._places)
+        if (file := next((file for file in files if file.is_file()), None)) is not None:
+            check_bounds(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +98,10 @@ class ConfigFiles:
         for typed, folder in folders.items():
             path.append(f"{CONFIG_DIR}{typed}", f"file://{folder}")
         path.append("schema", "structured://")
-        self._wheels = {p: f"{r.distribution} {r.version}" for r in plugins.records for p in r.config_packages}
+        self._wheels = {p: r.wheel for r in plugins.records for p in r.config_packages}
         self._loader = ConfigLoaderImpl(path)
-        self._repository = _Repository(self._loader.repository, plugins)
+        places = [place for package in (OURS, *plugins.config_packages()) for place in _places(package)]
+        self._repository = _Repository(self._loader.repository, plugins, [*places, *folders.values()])
 
     def options(self, group: str) -> list[str]:
         return self._repository.get_group_options(group)
@@ -176,6 +188,11 @@ class ConfigFiles:
             several = f"; several are written +{found[1]}=[a,b]" if found[1] in FREE_GROUPS else ""
             return f"; in a file, write `- override /{found[1]}: …`{several}"
         return ""
+
+
+def _places(package: str) -> list[Path]:
+    spec = importlib.util.find_spec(package)
+    return [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
 
 
 def _selects(key: str) -> str:

@@ -14,12 +14,11 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from core.errors import ConfigError, near_matches
+from core.errors import ConfigError, near_matches, printable, shown
 
 S = TypeVar("S", bound=BaseModel)
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 MAX_DEPTH = 4  # of nested models that a hint looks into
-MAX_INPUT = 80  # characters of a wrong value that are shown
 _HOLDS_KEYS = "it holds keys of its own"
 NEAR = 0.7  # likeness from which a key elsewhere is worth naming
 
@@ -27,7 +26,7 @@ NEAR = 0.7  # likeness from which a key elsewhere is worth naming
 def validated(model: type[S], values: object, path: str, also: Sequence[str] = ()) -> S:
     """`model(**values)`. Raises ConfigError with the full key of each problem and near matches (`also`: more legal keys)."""
     if not isinstance(values, Mapping):
-        raise ConfigError(f"config key {path!r}: {_HOLDS_KEYS} (got {_shown(values)})", path)
+        raise ConfigError(f"config key {path!r}: {_HOLDS_KEYS} (got {shown(values)})", path)
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
@@ -69,18 +68,13 @@ def _wrong(model: type[BaseModel], problem: Any, path: str) -> tuple[str, str]:
     if problem["type"] in ("model_type", "model_attributes_type", "dict_type") and found:
         keys = [name for t in found for name in fields_of(t)]
         example = f"{place}.{keys[0] if keys else '<name>'}"
-        return place, f"{_HOLDS_KEYS}, as in {example}=… (got {_shown(given)})"
+        return place, f"{_HOLDS_KEYS}, as in {example}=… (got {shown(given)})"
     choices = [choice for t in found for choice in get_args(t) if get_origin(t) is Literal and isinstance(choice, str)]
     near = near_matches(given, choices) if isinstance(given, str) else ""
     about = _description(model, problem["loc"]) if problem["type"] == "string_pattern_mismatch" else ""
     near = near if near.startswith("; did") else ""
-    text = f"it should be {about}" if about else problem["msg"]
-    return place, f"{text} (got {_shown(given)}){near}"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_INPUT else text[:MAX_INPUT] + "…"
+    text = f"it should be {about}" if about else printable(problem["msg"])
+    return place, f"{text} (got {shown(given)}){near}"
 
 
 def _description(model: type[BaseModel], loc: Sequence[int | str]) -> str:

@@ -15,9 +15,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
+from core.components import CHAINS, GROUPS
 from core.config.files import FREE_GROUPS, ConfigFiles, one_line
 from core.errors import ConfigError, near_matches
-from core.hookspecs import CHAINS, GROUPS
 from core.plugins import Plugins
 
 SECTIONS = ("plugins", "process")

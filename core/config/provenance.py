@@ -8,9 +8,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from core.components import CHAINS, GROUPS
 from core.config.files import ROOT, Composition, ConfigFiles
 from core.config.overrides import Changes
-from core.hookspecs import CHAINS, GROUPS
 
 OVERRIDE = "override"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from core.client import EngineClient, EngineStatus
-from core.errors import EngineDeadError, GenerationError, NonetError
+from core.errors import EngineDeadError, GenerationError, NonetError, described
 from core.front.calls import Call, Choice
 from core.front.intake import Intake
 from core.front.spans import StageWork
@@ -190,7 +190,7 @@ class Front:
                 )
             except Exception as error:  # ours, or an observer's: without a receiver every call would wait for ever
                 log.exception("the front failed")
-                self._lose_engine(EngineDeadError(f"the front failed: {type(error).__name__}: {error}"), for_good=True)
+                self._lose_engine(EngineDeadError(f"the front failed: {described(error)}"), for_good=True)
 
     def _lose_engine(self, error: EngineDeadError, *, for_good: bool) -> None:
         self._stats = StepStats(kv_blocks_total=self._stats.kv_blocks_total)
@@ -205,14 +205,18 @@ class Front:
         started = self._clock()
         self._work.begin(output.stats, started)
         self._incidents.take(output.incidents)
+        errored = []
         for delta in output.deltas:
             self._note(delta)
+            if delta.finish_reason is FinishReason.ERROR:
+                errored.append(delta)
         step = self._texts.push(output.deltas)
         for text in step.texts:
             self._deliver(text)
         for request_id, message in step.failed.items():
             self._fail_choice(request_id, message)
-        self._fail_errored(output.deltas)
+        for delta in errored:
+            self._fail_choice(delta.request_id, delta.error or "the engine failed this request")
         self._stats = msgspec.structs.replace(output.stats, detokenize_s=self._clock() - started)
         self._work.end(self._stats)
         self._observe_step()
@@ -240,11 +244,6 @@ class Front:
             del self._calls[call.key]
             call.finish()
             self._observe_request(call)
-
-    def _fail_errored(self, deltas: Sequence[TokenDelta]) -> None:
-        for delta in deltas:
-            if delta.finish_reason is FinishReason.ERROR:
-                self._fail_choice(delta.request_id, delta.error or "the engine failed this request")
 
     def _fail_choice(self, request_id: str, message: str) -> None:
         """One choice that fails takes its call with it; its siblings are aborted."""

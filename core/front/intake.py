@@ -12,7 +12,7 @@ from core.front.calls import Call
 from core.front.render_threads import RenderThreads
 from core.front.spans import StageWork
 from core.isolation.checks import checked_admit, checked_prepare, checked_render, checked_request, private_prompt
-from core.isolation.front import FrontGuards
+from core.isolation.front import FrontGuards, Guard
 from core.isolation.incidents import Incidents
 from core.pipeline import FrontPipeline
 from core.request import SamplingParams
@@ -46,7 +46,7 @@ class Intake:
 
     async def render(self, prompt: Prompt) -> RenderedPrompt:
         private = self._guards.frontend.call(private_prompt, prompt)
-        return await self._in_thread(partial(self._render, private))
+        return await self._in_thread(partial(self._render, private), self._guards.renderer)
 
     async def calls(self, requests: Sequence[GenerateRequest], load: Callable[[], Load], work: StageWork) -> list[Call]:
         """Stages 2 and 3 for calls that stand or fall together: raises unless all pass."""
@@ -65,14 +65,22 @@ class Intake:
         key, arrival = f"{request.request_id}~{next(self._serial)}", self._clock()
         self.num_rendering += request.params.n
         try:
-            rendered, params = await self._in_thread(partial(self._rendered, request))
+            await self._check_extra(request.params)
+            rendered, params = await self._in_thread(partial(self._rendered, request), self._guards.renderer)
         finally:
             self.num_rendering -= request.params.n
         return Call(key, request, rendered.token_ids, params, work, arrival, rendered=self._clock())
 
+    async def _check_extra(self, params: SamplingParams) -> None:
+        """Parameters for processors are checked by classes that may be anybody's, each by itself."""
+        fields = self._pipeline.request_fields
+        for name, values in params.extra.items():
+            guard = self._guards.of_processor(fields.processor(name))
+            await self._in_thread(partial(guard.call, fields.check_extra, name, values), guard)
+
     def _rendered(self, request: GenerateRequest) -> tuple[RenderedPrompt, SamplingParams]:
-        self._pipeline.check_fields(request.params)
-        self._pipeline.check_running(request.params, self._incidents.latest())
+        self._pipeline.request_fields.check(request.params)
+        self._pipeline.request_fields.check_running(request.params, self._incidents.latest())
         rendered = self._render(request.prompt)
         return rendered, self._guards.renderer.call(checked_prepare, self._pipeline.renderer, request.params)
 
@@ -81,12 +89,12 @@ class Intake:
             checked_render, self._pipeline.renderer, prompt, self._pipeline.model.vocab_size
         )
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        renderer = self._guards.renderer
+    async def _in_thread(self, work: Callable[[], T], guard: Guard) -> T:
+        """`guard`: of the component at work, whose fault it is when this takes long."""
         try:
-            return await self._threads.run(work, renderer.blocked)
+            return await self._threads.run(work, guard.blocked)
         except TimeoutError:
-            raise renderer.error(f"no answer within {self._pipeline.limits.render_timeout:g} s") from None
+            raise guard.error(f"no answer within {self._pipeline.limits.render_timeout:g} s") from None
 
     def _admit(self, call: Call, load: Load) -> None:
         started = self._clock()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from core.errors import PluginError, RequestError, near_matches
+from core.components import Provided, closed_model, import_target
+from core.errors import RequestError, near_matches, printable
+from core.isolation.faults import ComponentName
 from core.outputs import PluginIncident
 from core.pipeline import PipelineDescription
-from core.plugins import Plugins, Provided, import_target
 from core.request import SamplingParams
 from core.stages.logits_processor import GROUP, asks_for, parsed_params
 from core.stages.sampler import unsupported_fields
+
+if TYPE_CHECKING:
+    from core.plugins import Plugins
 
 MAX_PARAMS_BYTES = 1 << 16  # of one request for one processor, as they are sent
 
@@ -28,16 +33,11 @@ def params_class(provided: Provided) -> type[BaseModel] | None:
     path = provided.component.params
     if path is None:
         return None
-    found = import_target(provided, path)
-    if not (isinstance(found, type) and issubclass(found, BaseModel)):
-        raise PluginError(f"{provided.who}: {path} is no pydantic model; a request's parameters are one")
-    if not found.model_config.get("frozen") or found.model_config.get("extra") != "forbid":
-        raise PluginError(f'{provided.who}: {path} must have the model_config ConfigDict(frozen=True, extra="forbid")')
-    return found
+    return closed_model(provided, path, import_target(provided, path), "a request's parameters are one")
 
 
 class RequestFields:
-    """The check of one request at the edge, before it is rendered (`core.pipeline.FrontPipeline.check_fields`)."""
+    """The check of one request at the edge, before it is rendered (`core.pipeline.FrontPipeline.request_fields`)."""
 
     def __init__(self, description: PipelineDescription, plugins: Plugins):
         self._sampler = description.part("sampler").provided
@@ -47,15 +47,36 @@ class RequestFields:
         self._runs_processors = RUNS_PROCESSORS in self._sampler.component.provides
         self._params = {name: params_class(provided) for name, provided in self._selected.items()}
 
-    def __call__(self, params: SamplingParams) -> None:
+    def check(self, params: SamplingParams) -> None:
         """Raises RequestError naming the field, and what would support it."""
         supported = set(self._sampler.component.provides)
         if self._runs_processors:
             supported.update(*(provided.component.provides for provided in self._selected.values()))
         for field in unsupported_fields(params, supported):
             raise self._unsupported(field)
-        for name, values in params.extra.items():
-            self._check_extra(name, values)
+
+    def processor(self, name: str) -> ComponentName:
+        """Whose parameters a request sends. Raises RequestError where no selected processor is called so."""
+        if name not in self._selected:
+            raise self._not_selected(name, f"{GROUP}.{_printable(name)}")
+        provided = self._selected[name]
+        return ComponentName(GROUP, name, provided.plugin.text, provided.component.target)
+
+    def check_extra(self, name: str, values: object) -> None:
+        """What a request sends for one processor. Raises RequestError, or whatever the stranger's class raises."""
+        path = f"{GROUP}.{_printable(name)}"
+        if name not in self._selected:
+            raise self._not_selected(name, path)
+        if not self._runs_processors:
+            options = " or ".join(f"sampler={able}" for able in _able(self._samplers, RUNS_PROCESSORS))
+            message = f"{path}: sampler={self._sampler.component.name} runs no logits processors; serve with {options}"
+            raise RequestError(message, param=path, code="unsupported")
+        model = self._params[name]
+        if model is None:
+            fields = self._selected[name].component.provides
+            hint = f"; it is asked for by the field {' or '.join(fields)}" if fields else ""
+            raise RequestError(f"{path}: {name} takes no parameters{hint}", param=path, code="unsupported")
+        _check_values(model, values, path)
 
     def check_running(self, params: SamplingParams, incidents: Iterable[PluginIncident]) -> None:
         """Raises RequestError 503 for a request that asks for a processor which was switched off: another server may have it.
@@ -85,21 +106,6 @@ class RequestFields:
         hint = f"; serve with {' or '.join(options)} for it" if options else ""
         who = f"sampler={self._sampler.component.name}"
         return RequestError(f"{field} is not supported by {who}{hint}", param=field, code="unsupported")
-
-    def _check_extra(self, name: str, values: Mapping[str, Any]) -> None:
-        path = f"{GROUP}.{_printable(name)}"
-        if name not in self._selected:
-            raise self._not_selected(name, path)
-        if not self._runs_processors:
-            options = " or ".join(f"sampler={able}" for able in _able(self._samplers, RUNS_PROCESSORS))
-            message = f"{path}: sampler={self._sampler.component.name} runs no logits processors; serve with {options}"
-            raise RequestError(message, param=path, code="unsupported")
-        model = self._params[name]
-        if model is None:
-            fields = self._selected[name].component.provides
-            hint = f"; it is asked for by the field {' or '.join(fields)}" if fields else ""
-            raise RequestError(f"{path}: {name} takes no parameters{hint}", param=path, code="unsupported")
-        _check_values(model, values, path)
 
     def _not_selected(self, name: str, path: str) -> RequestError:
         installed = [provided.component.name for provided in self._installed]
@@ -134,9 +140,9 @@ def _check_values(model: type[BaseModel], values: object, path: str) -> None:
     try:
         parsed_params(model, values)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    except (ValueError, TypeError) as error:  # NaN, or a value that JSON does not have
-        raise RequestError(f"{path}: {error}", param=path) from None
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        # A misspelt parameter often is the one that is missed.
+        problem = next((found for found in problems if found["type"] == "extra_forbidden"), problems[0])
     else:
         return
     place = ".".join([path, *(_printable(str(step)) for step in problem["loc"])])
@@ -144,13 +150,14 @@ def _check_values(model: type[BaseModel], values: object, path: str) -> None:
         hint = near_matches(_printable(str(problem["loc"][-1])), model.model_fields)
         raise RequestError(f"{place}: there is no such parameter{hint}", param=place, code="unknown_field")
     code = "missing_field" if problem["type"] == "missing" else "invalid_value"
-    raise RequestError(f"{place}: {problem['msg'].removeprefix('Value error, ')}", param=place, code=code)
+    raise RequestError(f"{place}: {printable(problem['msg'].removeprefix('Value error, '))}", param=place, code=code)
 
 
 def _check_can_be_sent(values: Mapping[str, Any], path: str) -> None:
     """Parameters cross to the engine, once for each choice: whole numbers of 64 bits, text of Unicode, and not too many."""
     try:
         size = len(msgspec.msgpack.encode(dict(values)))
+        json.dumps(values, allow_nan=False)  # as the params class reads them
     except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise RequestError(f"{path}: {error}", param=path) from None
     if size > MAX_PARAMS_BYTES:

@@ -5,13 +5,16 @@ Made at assembly around any `KVCache`. The checks cost where blocks change hands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, ParamSpec, TypeVar
 
+from core.batch import Verdict
 from core.cache.kv_cache import KVCache
-from core.isolation.faults import Faults, StageError, shown
-from core.request import ReadOnlyList, Request
+from core.errors import shown
+from core.isolation.faults import Faults, StageError
+from core.request import FinishReason, ReadOnlyList, Request
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +34,10 @@ class Holding:
 
 
 class GuardedCache:
-    """A `KVCache`. Raises StageError where the cache raises, or answers what cannot be."""
+    """A `KVCache`. Raises StageError where the cache raises, or answers what cannot be.
+
+    `verdicts`: the newest, so that what a failed request wrote is discarded, be it that its scheduler does not say so (API 1.0).
+    """
 
     def __init__(self, cache: KVCache, faults: Faults):
         self._cache = cache
@@ -40,6 +46,9 @@ class GuardedCache:
         self.num_blocks = cache.num_blocks
         self.holdings: dict[str, Holding] = {}  # by request id; exactly the requests with blocks
         self._num_holders = [0] * self.num_blocks
+        self.verdicts: Mapping[str, Verdict] = {}
+        self._can_discard = takes_discard(cache)
+        self._suspect = False  # it may find what a failed request wrote: it is of API 1.0, and cannot forget that alone
 
     @property
     def num_free_blocks(self) -> int:
@@ -49,6 +58,9 @@ class GuardedCache:
         return num_free
 
     def lookup(self, request: Request) -> int:
+        """Nothing is found in a cache that is suspect and cannot be emptied yet."""
+        if self._suspect:
+            self.reset()
         blocks: list[int] = []
         request.block_table = blocks
         found = self._call(request, self._cache.lookup, request)
@@ -58,6 +70,9 @@ class GuardedCache:
         if request.block_table is not blocks or len(blocks) * size != found or not all(map(self._is_block, blocks)):
             self._refuse(f"lookup found {found} tokens and left the blocks {shown(request.block_table)}", request)
         request.block_table = NO_BLOCKS
+        if found and self._suspect:
+            self._give_back(request, blocks)
+            return 0
         if found:
             for block in blocks:
                 self._num_holders[block] += 1
@@ -105,8 +120,14 @@ class GuardedCache:
         holding = self.holdings.pop(request.request_id, None) or Holding()
         for block in holding.blocks:
             self._num_holders[block] -= 1
-        request.block_table = holding.blocks
-        if discard:
+        failed = discard or self._has_failed(request.request_id)
+        if failed and not self._can_discard:
+            self._suspect = self._suspect or len(holding.blocks) > holding.num_found
+        self._give_back(request, holding.blocks, failed)
+
+    def _give_back(self, request: Request, blocks: list[int], discard: bool = False) -> None:
+        request.block_table = blocks
+        if discard and self._can_discard:
             self._call(request, self._cache.free, request, discard=True)
         else:
             self._call(request, self._cache.free, request)
@@ -114,8 +135,14 @@ class GuardedCache:
             self._refuse(f"free left {len(request.block_table)} blocks in the table", request)
         request.block_table = NO_BLOCKS
 
+    def _has_failed(self, request_id: str) -> bool:
+        verdict = self.verdicts.get(request_id)
+        return verdict is not None and verdict.finish_reason is FinishReason.ERROR
+
     def reset(self) -> bool:
-        return bool(self._call(None, self._cache.reset))
+        is_empty = bool(self._call(None, self._cache.reset))
+        self._suspect = self._suspect and not is_empty
+        return is_empty
 
     def check(self) -> None:
         """Also that nothing is lost: with no request in flight, all blocks are free."""
@@ -132,3 +159,12 @@ class GuardedCache:
 
     def _refuse(self, reason: str, request: Request | None = None) -> NoReturn:
         raise StageError("cache", reason, None if request is None else request.request_id)
+
+
+def takes_discard(cache: KVCache) -> bool:
+    """Whether its `free` has `discard`, which plugin API 1.0 had not."""
+    try:
+        parameters = inspect.signature(getattr(cache, "free", None)).parameters  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # of native code
+        return True
+    return "discard" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())

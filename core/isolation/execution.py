@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from core.batch import ModelBatch, SamplerOutput, ScheduledRequest, SchedulerOutput, TokenLogprobs
-from core.errors import Terminated
-from core.isolation.faults import Faults, SpoiltKVError, StageError, shown
+from core.errors import Terminated, described, shown, told
+from core.isolation.faults import Faults, SpoiltKVError, StageError, is_told
 from core.model.interface import Executor, StepResult
 from core.outputs import PluginIncident
+from core.wire import is_sendable
 
 log = logging.getLogger("nonet.engine")
 
@@ -24,6 +25,7 @@ class Execution:
         self._executor = executor
         self._vocab_size = vocab_size
         self._faults = faults
+        self._num_failed = 0  # steps of several requests
         self._lost_steps = 0  # in a row, in which every one of several requests failed
 
     def run(
@@ -33,10 +35,11 @@ class Execution:
         try:
             result = self._run(plan, batch)
             self._lost_steps = 0
-        except (Exception, SystemExit) as error:  # a plugin may raise anything
-            if isinstance(error, Terminated):
-                raise
-            log.exception("step %d failed; its %d requests are run one by one", plan.step, len(plan.scheduled))
+        except Terminated:
+            raise
+        except BaseException as error:  # a plugin may raise anything
+            if len(plan.scheduled) > 1:
+                self._tell_failed(plan, error)
             result = self._one_by_one(plan, error, build)
         return result
 
@@ -44,7 +47,7 @@ class Execution:
         try:
             self._faults.call("executor", None, self._executor.forget, request_ids)
         except StageError as error:
-            self._faults.note("executor", f"forget failed: {error.reason}")
+            self._faults.note("executor", f"forget failed: {error.reason}", error)
 
     def _run(self, plan: SchedulerOutput, batch: ModelBatch) -> StepResult:
         started = self._faults.clock()
@@ -52,13 +55,27 @@ class Execution:
         if not isinstance(result, StepResult):
             raise StageError("executor", f"the step's result is {shown(result)}, which is no StepResult")
         sampled = self._checked(plan, result.sampled)
-        incidents = result.incidents and tuple(i for i in result.incidents if isinstance(i, PluginIncident))
+        incidents = self._incidents_of(result) if result.incidents else ()
         no_numbers = result.no_numbers and tuple(key for key in result.no_numbers if key in sampled.errors)
         result = StepResult(sampled, _seconds(result.forward_s), _seconds(result.sample_s), incidents, no_numbers)
         took = self._faults.clock() - started
         if took > self._faults.block_timeout:
             self._blocked(took, result)
         return result
+
+    def _incidents_of(self, result: StepResult) -> tuple[PluginIncident, ...]:
+        sound = tuple(i for i in result.incidents if type(i) is PluginIncident and is_sendable(i))
+        if len(sound) != len(result.incidents):
+            self._faults.note("executor", "it told of an incident that is no PluginIncident, or cannot be sent")
+        return sound
+
+    def _tell_failed(self, plan: SchedulerOutput, error: BaseException) -> None:
+        """Also told where the step succeeds request by request: then nobody is counted."""
+        self._num_failed += 1
+        if is_told(self._num_failed):
+            text = "step %d failed, the %d. so far; its %d requests are run one by one: %s"
+            numbers = (plan.step, self._num_failed, len(plan.scheduled))
+            log.error(text, *numbers, described(error), exc_info=error)
 
     def _one_by_one(
         self, plan: SchedulerOutput, error: BaseException, build: Callable[[SchedulerOutput], ModelBatch]
@@ -78,7 +95,7 @@ class Execution:
                 results.append(self._run(alone, build(alone)))
             except Terminated:
                 raise
-            except (Exception, SystemExit) as its_error:  # this is the one
+            except BaseException as its_error:  # this is the one
                 num_raised += 1
                 results.append(self._failed(part, its_error))
         if len(results) > 1:
@@ -117,7 +134,7 @@ class Execution:
             if flaw:
                 flaws[part.request.request_id] = flaw
         if sampled.logprobs or sampled.prompt_logprobs:
-            flaws = {**_flaws_of_logprobs(sampled), **flaws}
+            flaws = {**_flaws_of_logprobs(sampled, self._vocab_size), **flaws}
         if flaws or sampled.errors or num_found != len(sampled.token_ids):
             return self._without(plan, sampled, flaws)
         return sampled
@@ -138,14 +155,15 @@ class Execution:
         """With an error and nothing else for requests that failed, and nothing of requests that are not in the plan."""
         planned = {part.request.request_id for part in plan.scheduled}
         if not sampled.token_ids.keys() <= planned:
-            self._faults.note("sampler", f"it returned ids for {shown(sorted(sampled.token_ids.keys() - planned))}")
+            strangers = [key for key in sampled.token_ids if key not in planned]
+            self._faults.note("sampler", f"it returned ids for {shown(strangers)}")
         names = self._faults.names
         sampler, executor = names.of("sampler"), names.of("executor")
-        errors = {
-            key: text if names.named_in(text) else f"{sampler.who}: {text}"
-            for key, text in ((key, str(text)) for key, text in sampled.errors.items() if key in planned)
-        }
+        errors = {key: names.led(told(text), sampler) for key, text in sampled.errors.items() if key in planned}
         for key, flaw in flaws.items():
+            if key not in planned:
+                self._faults.note("sampler", f"{flaw}, for {shown(key)}, which is not in the step")
+                continue
             errors[key] = self._faults.fail("sampler", f"{flaw} (run by {executor.who})", key)
         good = planned - errors.keys()
         return SamplerOutput(
@@ -162,26 +180,35 @@ def _flaw_without_ids(part: ScheduledRequest, sampled: SamplerOutput) -> str:
     return "it returned neither token ids nor an error for this request"
 
 
-def _flaws_of_logprobs(sampled: SamplerOutput) -> dict[str, str]:
+def _flaws_of_logprobs(sampled: SamplerOutput, vocab_size: int) -> dict[str, str]:
     """By request id. Log-probabilities are finite: JSON has no other numbers."""
     flaws: dict[str, str] = {}
     for key, rows in (*sampled.logprobs.items(), *sampled.prompt_logprobs.items()):
-        if not isinstance(rows, tuple) or not all(isinstance(row, TokenLogprobs) and _is_sound(row) for row in rows):
-            flaws[key] = f"it returned log-probabilities {shown(rows)}, which are no finite numbers"
+        if not isinstance(rows, tuple) or not all(_is_sound(row, vocab_size) for row in rows):
+            flaws[key] = (
+                f"it returned log-probabilities {shown(rows)}, which are not of the model's ids, or no finite numbers"
+            )
     for key, rows in sampled.logprobs.items():
         if key not in flaws and len(rows) != len(sampled.token_ids.get(key, ())):
             flaws[key] = f"it returned {len(rows)} log-probabilities for {len(sampled.token_ids.get(key, ()))} tokens"
     return flaws
 
 
-def _is_sound(row: TokenLogprobs) -> bool:
-    try:
-        numbers = (row.logprob, *(logprob for _, logprob in row.top))
-        return all(map(math.isfinite, numbers)) and all(
-            type(i) is int for i in (row.token_id, row.rank, *(i for i, _ in row.top))
-        )
-    except (TypeError, ValueError):
+def _is_sound(row: object, vocab_size: int) -> bool:
+    """Python's own ints and floats: numpy's and torch's numbers do not cross to the front."""
+    if type(row) is not TokenLogprobs or type(row.top) not in (list, tuple):
         return False
+    if type(row.rank) is not int or not 0 <= row.rank <= vocab_size:
+        return False
+    return all(
+        type(pair) is tuple
+        and len(pair) == 2
+        and type(pair[0]) is int
+        and 0 <= pair[0] < vocab_size
+        and type(pair[1]) is float
+        and math.isfinite(pair[1])
+        for pair in ((row.token_id, row.logprob), *row.top)
+    )
 
 
 def _seconds(value: object) -> float:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
-from core.errors import PluginError, Terminated
+from core.components import who
+from core.errors import MAX_REASON, PluginError, Terminated, described, printable
 from core.outputs import PluginIncident
 
 log = logging.getLogger("nonet.faults")
 
-MAX_REASON = 500  # characters of a stranger's error that travel to a client
-MAX_SHOWN = 100  # characters of a stranger's value
+FIRST = 3  # failures of a component that are all logged
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,7 +35,68 @@ class ComponentName:
     @property
     def who(self) -> str:
         """sampler=chaos (plugin chaos, acme-chaos 1.0); the group alone in an engine that was not assembled from plugins."""
-        return f"{self.group}={self.name} (plugin {self.plugin})" if self.name else self.group
+        return who(self.group, self.name, self.plugin) if self.name else self.group
+
+
+class Tally:
+    """The failures of one component: counted, logged, and after `quarantine_after` of them it is to be switched off.
+
+    Its first failures are logged with their tracebacks, then each whose number is a power of two: it may fail in each step.
+    From any thread.
+    """
+
+    def __init__(
+        self,
+        part: ComponentName,
+        log: logging.Logger,
+        quarantine_after: float = math.inf,
+        level: int = logging.ERROR,
+    ):
+        self.part = part
+        self.latest: PluginIncident | None = None
+        self._log = log
+        self._level = level
+        self._quarantine_after = quarantine_after
+        self._lock = threading.Lock()
+
+    @property
+    def failures(self) -> int:
+        return 0 if self.latest is None else self.latest.failures
+
+    @property
+    def quarantined(self) -> bool:
+        return self.latest is not None and self.latest.quarantined
+
+    def failed(self, reason: str, cause: BaseException | None = None, *, final: bool = False) -> PluginIncident:
+        """`cause`: what was raised, if anything. `final`: it is switched off however few its failures are."""
+        part, reason = self.part, printable(reason, 2 * MAX_REASON)
+        with self._lock:
+            failures, was_off = self.failures + 1, self.quarantined
+            is_off = was_off or final or failures >= self._quarantine_after
+            incident = self.latest = PluginIncident(
+                group=part.group,
+                name=part.name,
+                plugin=part.plugin,
+                reason=reason,
+                failures=failures,
+                quarantined=is_off,
+            )
+        if is_told(failures):
+            self._log.log(self._level, "%s: %s (failure %d)", part.who, reason, failures, exc_info=cause)
+        if is_off and not was_off:
+            self._log.error(
+                "%s is switched off until the next start, after %d failures: %s", part.who, failures, reason
+            )
+        return incident
+
+
+def is_told(count: int) -> bool:
+    """Whether to log what happens for the `count`-th time, and may happen in each step."""
+    return count <= FIRST or count & (count - 1) == 0
+
+
+def blocked_text(seconds: float, limit: float) -> str:
+    return f"blocked {seconds:.1f} s in one call (plugins.block_timeout={limit:g})"
 
 
 class Names:
@@ -48,6 +111,14 @@ class Names:
     def named_in(self, text: str) -> bool:
         """Whether a message names a component already."""
         return any(name.who in text for name in self._names)
+
+    def led(self, text: str, otherwise: ComponentName) -> str:
+        """`text` as `who: text`, which `core.errors.GenerationError.part` reads: of the component that it names already, or of
+        `otherwise` where it names none. As it is where several are named: nobody knows which of them it was."""
+        named = [name for name in self._names if name.who in text]
+        if any(text.startswith(f"{name.who}: ") for name in named) or len(named) > 1:
+            return text
+        return f"{(named[0] if named else otherwise).who}: {text}"
 
     def blame(self, error: BaseException, group: str) -> ComponentName:
         """Whose code raised: the innermost frame of a component's class, or else of a module with one component in it.
@@ -113,7 +184,7 @@ class Faults:
         self.block_timeout = block_timeout  # seconds
         self.requests: dict[str, str] = {}
         self.cautious = False  # a prompt's KV is shared only once its request has got a token: KV was spoilt before
-        self._counts: dict[ComponentName, int] = {}
+        self._tallies: dict[ComponentName, Tally] = {}
         self._untold: dict[ComponentName, PluginIncident] = {}
         self.blocked_s = 0.0  # seconds in calls that were reported as blocked
 
@@ -127,32 +198,38 @@ class Faults:
             return method(*args, **kwargs)
         except (StageError, Terminated):
             raise
-        except (Exception, SystemExit) as error:  # a stranger's code may raise anything
+        except BaseException as error:  # a stranger's code may raise anything
             raise StageError(group, described(error), request_id) from error
         finally:
             self.watch(group, self.clock() - started - (self.blocked_s - blocked))
 
-    def fail(self, group: str, reason: str, request_id: str) -> str:
+    def fail(self, group: str, reason: str, request_id: str, cause: BaseException | None = None) -> str:
         """The component failed this request. Returns the text for its client."""
-        return self._fail(self.names.of(group), reason, request_id)
+        return self._fail(self.names.of(group), reason, request_id, cause)
 
     def fail_by(self, error: BaseException, group: str, request_id: str) -> str:
         """The same for what was raised in a call of `group`'s component, by it or by one that it uses."""
         if isinstance(error, PluginError):  # names its component, and is counted where it was raised
-            return self.requests.setdefault(request_id, str(error))
+            return self.requests.setdefault(request_id, described(error))
         if isinstance(error, StageError):
-            return self._fail(self.names.of(error.group), error.reason, request_id)
-        return self._fail(self.names.blame(error, group), described(error), request_id)
+            return self.fail(error.group, error.reason, request_id, error)
+        return self._fail(self.names.blame(error, group), described(error), request_id, error)
 
-    def note(self, group: str, reason: str) -> None:
+    def note(self, group: str, reason: str, cause: BaseException | None = None) -> None:
         """The component did wrong, and no request suffers from it."""
-        self._count(self.names.of(group), reason)
+        self._count(self.names.of(group), reason, cause)
+
+    def who(self, group: str) -> str:
+        return self.names.of(group).who
+
+    def named_in(self, text: str) -> bool:
+        return self.names.named_in(text)
 
     def watch(self, group: str, seconds: float) -> None:
         """A call of the component took so long. It is reported when that is too long; nobody fails for it."""
         if seconds > self.block_timeout:
             self.blocked_s += seconds
-            self.note(group, f"blocked {seconds:.1f} s in one call (plugins.block_timeout={self.block_timeout:g})")
+            self.note(group, blocked_text(seconds, self.block_timeout))
 
     def take_incidents(self) -> list[PluginIncident]:
         """Since the last call, the latest of each component."""
@@ -162,32 +239,11 @@ class Faults:
         self._untold.clear()
         return incidents
 
-    def _fail(self, name: ComponentName, reason: str, request_id: str) -> str:
-        self._count(name, reason)
+    def _fail(self, name: ComponentName, reason: str, request_id: str, cause: BaseException | None) -> str:
+        self._count(name, reason, cause)
         return self.requests.setdefault(request_id, f"{name.who}: {reason}")
 
-    def _count(self, name: ComponentName, reason: str) -> None:
-        count = self._counts[name] = self._counts.get(name, 0) + 1
-        if count & (count - 1) == 0:  # 1, 2, 4, 8 …: a component may fail in each step
-            log.log(self._log_level, "%s: %s (failure %d)", name.who, reason, count)
-        self._untold[name] = PluginIncident(
-            group=name.group, name=name.name, plugin=name.plugin, reason=reason, failures=count
-        )
-
-
-def shown(value: object) -> str:
-    """A stranger's value in a message."""
-    try:
-        text = repr(value)
-    except Exception:  # its __repr__ is a stranger's too
-        return f"a {type(value).__name__}"
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
-
-
-def described(error: BaseException) -> str:
-    """Type and text of an error that is not ours, on one line and with a UTF-8 form."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = "an error without a text"
-    return f"{type(error).__name__}: {text}"[:MAX_REASON].encode("utf-8", "replace").decode()
+    def _count(self, name: ComponentName, reason: str, cause: BaseException | None) -> None:
+        """A StageError of ours only says what was raised, or what is wrong with an answer: its own traceback tells nothing."""
+        tally = self._tallies.setdefault(name, Tally(name, log, level=self._log_level))
+        self._untold[name] = tally.failed(reason, cause.__cause__ if isinstance(cause, StageError) else cause)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from core.errors import GenerationError, NonetError, OverloadedError, RequestError, Terminated
-from core.isolation.faults import ComponentName, Names, described
+from core.errors import GenerationError, NonetError, OverloadedError, RequestError, Terminated, described
+from core.isolation.faults import ComponentName, Names, blocked_text
 from core.isolation.incidents import Incidents
 from core.outputs import PluginIncident
 
@@ -58,14 +58,16 @@ class Guard:
         return self.incidents.of(self.part)
 
     def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call it. Raises BlamedError for whatever it raises (SystemExit too), except a well-formed error of `passes`.
+        """Call it. Raises BlamedError for whatever it raises, except a well-formed error of `passes`.
+
+        SystemExit and KeyboardInterrupt too: frontends handle signals themselves, so neither comes from a signal here.
 
         A call that takes longer than `block_timeout` is reported; nothing can end it earlier.
         """
         started = time.monotonic()
         try:
             return fn(*args, **kwargs)
-        except (KeyboardInterrupt, Terminated):
+        except Terminated:
             raise
         except BaseException as error:
             if isinstance(error, self.passes) and is_well_formed(error):
@@ -87,7 +89,8 @@ class Guard:
         return GenerationError(f"{self.part.who}: {reason}")
 
     def blocked(self, seconds: float) -> None:
-        self._failed(f"blocked {seconds:.1f} s in one call")
+        """It is reported; `seconds` are the limit themselves where its threads are watched in place of its calls."""
+        self._failed(blocked_text(seconds, min(seconds, self.block_timeout)))
 
     def _failed(self, reason: str, cause: BaseException | None = None) -> None:
         self.incidents.failed(self.part, reason, quarantine_after=self.quarantine_after, error=cause)
@@ -144,6 +147,11 @@ class FrontGuards:
     admission: Guard
     detokenizer: Guard
     tool_parser: Guard
+    incidents: Incidents
+
+    def of_processor(self, part: ComponentName) -> Guard:
+        """For the check of a request's parameters. Clients alone must not be able to have a processor switched off."""
+        return Guard(part, self.incidents, math.inf, passes=(RequestError,))
 
     @classmethod
     def of(cls, names: Names, limits: FrontLimits, incidents: Incidents) -> FrontGuards:
@@ -159,4 +167,5 @@ class FrontGuards:
             admission=guard("admission", passes=answers),
             detokenizer=guard("detokenizer"),
             tool_parser=guard("tool_parser", passes=answers, quarantine_after=limits.quarantine_after),
+            incidents=incidents,
         )

@@ -7,7 +7,9 @@ import math
 import threading
 from collections.abc import Iterable
 
-from core.isolation.faults import ComponentName
+import msgspec
+
+from core.isolation.faults import ComponentName, Tally
 from core.outputs import PluginIncident
 
 log = logging.getLogger("nonet.incidents")
@@ -18,7 +20,7 @@ class Incidents:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._front: dict[ComponentName, PluginIncident] = {}
+        self._front: dict[ComponentName, Tally] = {}
         self._engine: dict[tuple[str, str], PluginIncident] = {}
         self._engine_lost = False
 
@@ -30,23 +32,15 @@ class Incidents:
         quarantine_after: float = math.inf,
         error: BaseException | None = None,
     ) -> None:
-        """Count a failure of a component of the front. `error` is logged with its traceback."""
-        log.error("%s: %s", part.who, reason, exc_info=error)
+        """Count a failure of a component of the front."""
         with self._lock:
-            before = self._front.get(part)
-            failures = 1 + (before.failures if before is not None else 0)
-            self._front[part] = PluginIncident(
-                group=part.group,
-                name=part.name,
-                plugin=part.plugin,
-                reason=reason,
-                failures=failures,
-                quarantined=failures >= quarantine_after,
-            )
+            tally = self._front.setdefault(part, Tally(part, log, quarantine_after))
+        tally.failed(reason, error)
 
     def of(self, part: ComponentName) -> PluginIncident | None:
         """The latest of a component of the front."""
-        return self._front.get(part)
+        tally = self._front.get(part)
+        return None if tally is None else tally.latest
 
     def take(self, incidents: Iterable[PluginIncident]) -> None:
         """Of the engine. Those of an engine that was lost are forgotten when the next one says anything."""
@@ -61,5 +55,17 @@ class Incidents:
         self._engine_lost = True
 
     def latest(self) -> tuple[PluginIncident, ...]:
+        """One of each component: a logits processor may fail in the engine, and here with a request's parameters."""
         with self._lock:
-            return (*self._engine.values(), *self._front.values())
+            found = dict(self._engine)
+            for tally in self._front.values():
+                if (incident := tally.latest) is not None:
+                    key = incident.group, incident.name
+                    found[key] = _together(found[key], incident) if key in found else incident
+            return tuple(found.values())
+
+
+def _together(engine: PluginIncident, front: PluginIncident) -> PluginIncident:
+    """What it was switched off for is told before what has come since."""
+    told = engine if engine.quarantined else front
+    return msgspec.structs.replace(told, failures=engine.failures + front.failures)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from core.batch import ModelBatch, SamplerOutput
-from core.isolation.faults import Faults, SpoiltKVError, StageError, shown
-from core.model.interface import AttentionBackend, AttentionSpec
+from core.errors import shown, told
+from core.isolation.faults import SpoiltKVError, StageError
+from core.model.interface import AttentionBackend, AttentionSpec, StepFaults
 
 
 class BatchSeal:
@@ -35,13 +36,16 @@ class BatchSeal:
 class GuardedAttention:
     """An `AttentionBackend`. What `forward` raises names its backend by itself (`core.isolation.faults.Names.blame`)."""
 
-    def __init__(self, backend: AttentionBackend, faults: Faults):
+    def __init__(self, backend: AttentionBackend, faults: StepFaults):
         self._backend = backend
         self._faults = faults
         self.kv_shape = backend.kv_shape
 
     def prepare(self, batch: ModelBatch, specs: Sequence[AttentionSpec]) -> Any:
-        return self._faults.call("attention", None, self._backend.prepare, batch, specs)
+        seal = BatchSeal(batch)
+        metadata = self._faults.call("attention", None, self._backend.prepare, batch, specs)
+        seal.check("attention")
+        return metadata
 
     def forward(
         self,
@@ -75,23 +79,27 @@ def check_sampled(sampled: object) -> None:
         raise StageError("sampler", f"sample returned {shown(sampled)}, which is no SamplerOutput")
 
 
-def without_numbers(sampled: SamplerOutput, logits: torch.Tensor, batch: ModelBatch, faults: Faults) -> tuple[str, ...]:
+def without_numbers(
+    sampled: SamplerOutput, logits: torch.Tensor, batch: ModelBatch, faults: StepFaults
+) -> tuple[str, ...]:
     """Ids of the requests that failed because the model's logits are no numbers. Costs nothing without an error."""
     return tuple(
         key
         for key, text in sampled.errors.items()
-        if not faults.names.named_in(str(text)) and _has_no_numbers(logits, _rows_of(key, batch))
+        if not faults.named_in(told(text)) and _has_no_numbers(logits, _rows_of(key, batch))
     )
 
 
-def blame_model(sampled: SamplerOutput, keys: Sequence[str], faults: Faults) -> SamplerOutput:
+def blame_model(sampled: SamplerOutput, keys: Sequence[str], faults: StepFaults) -> SamplerOutput:
     """The sampler's errors on these requests are the model's doing, or its attention's."""
     if not keys:
         return sampled
-    attention = faults.names.of("attention").who
-    errors = {key: faults.fail("model", f"{sampled.errors[key]} (with {attention})", key) for key in keys}
-    faults.requests.clear()
-    return SamplerOutput(sampled.token_ids, sampled.logprobs, sampled.prompt_logprobs, {**sampled.errors, **errors})
+    beside = f"with {faults.who('attention')} and {faults.who('quant')}"
+    reasons = {key: f"{told(sampled.errors[key])} ({beside})" for key in keys}
+    for reason in reasons.values():
+        faults.note("model", reason)
+    errors = {**sampled.errors, **{key: f"{faults.who('model')}: {reason}" for key, reason in reasons.items()}}
+    return SamplerOutput(sampled.token_ids, sampled.logprobs, sampled.prompt_logprobs, errors)
 
 
 def _rows_of(key: str, batch: ModelBatch) -> list[int]:

@@ -40,7 +40,7 @@ class Recovery:
         self.in_a_row += 1
         guilty = {key: text for key, text in self._faults.requests.items() if key in live}
         if error.request_id in live and error.request_id is not None:
-            guilty[error.request_id] = self._faults.fail(error.group, error.reason, error.request_id)
+            guilty[error.request_id] = self._faults.fail(error.group, error.reason, error.request_id, error)
         elif not guilty:
             guilty = self._tried(error, pipeline, live, verdicts)
         lost = len(guilty) == len(live) > 1
@@ -58,9 +58,9 @@ class Recovery:
             for key, request in live.items():
                 found = trials.fault(key, request, verdicts.get(key))
                 if found is not None:
-                    guilty[key] = self._faults.fail(found.group, found.reason, key)
+                    guilty[key] = self._faults.fail(found.group, found.reason, key, found)
         if not guilty:
-            self._faults.note(error.group, error.reason)
+            self._faults.note(error.group, error.reason, error)
         if not guilty and self.in_a_row > MAX_IN_A_ROW:
             newest = list(live)[len(live) // 2 :]
             text = f"{self._faults.names.of(error.group).who}: {error.reason} ({self.in_a_row} times in a row)"

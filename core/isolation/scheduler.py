@@ -12,11 +12,17 @@ from types import MappingProxyType
 from typing import NoReturn, ParamSpec, TypeVar
 
 from core.batch import ScheduledRequest, SchedulerOutput, Verdict
+from core.errors import Terminated, described, shown
 from core.isolation.cache import NO_BLOCKS, GuardedCache, Holding
-from core.isolation.faults import Faults, StageError, described, shown
-from core.request import STATUS_OF_REASON, FinishReason, ReadOnlyList, Request, RequestStatus
+from core.isolation.faults import Faults, StageError
+from core.isolation.stages import CHANGED, PAST_THE_END
+from core.request import STATUS_OF_REASON, FinishReason, Request, RequestStatus, SamplingParams
 from core.stages.scheduler import Counts, Scheduler, SchedulerSettings
 
+NO_NUMBERS = "it put something else than numbers where counts and times belong"
+MAX_STEP = 1 << 63  # what can be sent
+MAX_COUNT = 1 << 31  # tokens of a request, or times that it was preempted
+_PARTS = frozenset({ScheduledRequest})
 RUNNING = RequestStatus.RUNNING  # an enum's attribute costs as much as a call
 
 P = ParamSpec("P")
@@ -31,13 +37,18 @@ class Live:
     original: Request  # as it came
     output_token_ids: list[int]  # as verdicts kept them
     num_tokens: int  # prompt and output
+    most: int  # of these, when it must have ended
+    params: SamplingParams  # of `request`, and its two lists: the very objects
+    prompt: list[int]
+    output: list[int]
     planned: int = 0  # number of the last plan that it was in
     holding: Holding | None = None  # as of that plan
 
     @classmethod
-    def of(cls, request: Request) -> Live:
-        output = list(request.output_token_ids)
-        return cls(request, request.afresh(), output, len(request.prompt_token_ids) + len(output))
+    def of(cls, request: Request, max_model_len: int) -> Live:
+        params, prompt, output = request.params, request.prompt_token_ids, request.output_token_ids
+        most = min(len(prompt) + params.max_tokens, max_model_len)
+        return cls(request, request.afresh(), list(output), len(prompt) + len(output), most, params, prompt, output)
 
     def again(self) -> Request:
         """How it goes on with new books: preempted, its output kept and the rest to be computed again."""
@@ -51,8 +62,11 @@ class Live:
 class GuardedScheduler:
     """A `Scheduler`. `live` has every request between `add` and its end, in order of `add`."""
 
-    def __init__(self, scheduler: Scheduler, cache: GuardedCache, limits: SchedulerSettings, faults: Faults):
+    def __init__(
+        self, scheduler: Scheduler, cache: GuardedCache, limits: SchedulerSettings, max_model_len: int, faults: Faults
+    ):
         self._scheduler = scheduler
+        self._max_model_len = max_model_len
         self._cache = cache
         self._limits = limits
         self._faults = faults
@@ -65,17 +79,18 @@ class GuardedScheduler:
         if request.request_id in self.live:
             return  # a message that came twice
         self._counts, request.block_table = None, NO_BLOCKS
-        self.live[request.request_id] = Live.of(request)
+        self.live[request.request_id] = Live.of(request, self._max_model_len)
         self._call(request.request_id, self._scheduler.add, request)
 
     def schedule(self) -> SchedulerOutput:
         plan = self._call(None, self._scheduler.schedule)
         self._num_plans, self._counts = self._num_plans + 1, None
         try:
+            plan = _plain(plan)
             self._check_plan(plan)
-        except StageError:
+        except (StageError, Terminated):
             raise
-        except Exception as error:  # it has not even the fields of a plan
+        except BaseException as error:  # it has not even the fields of a plan
             raise StageError("scheduler", f"schedule returned no plan: {described(error)}") from error
         self._check_ended(plan.refused)
         self._remove(plan.refused)
@@ -83,6 +98,7 @@ class GuardedScheduler:
 
     def update(self, output: SchedulerOutput, verdicts: Mapping[str, Verdict]) -> list[Request]:
         """What the verdicts kept is in the table afterwards in any case, also when this raises."""
+        self._cache.verdicts = verdicts
         try:
             ended = self._call(None, self._scheduler.update, output, MappingProxyType(verdicts))
         except StageError:
@@ -101,6 +117,7 @@ class GuardedScheduler:
 
     def finish(self, request_ids: Sequence[str], reason: FinishReason) -> list[Request]:
         self._counts = None
+        self._cache.verdicts = {key: Verdict((), reason) for key in request_ids}
         ended = self._call(None, self._scheduler.finish, request_ids, reason)
         self._check_ended(ended, request_ids)
         return self._remove(ended)
@@ -111,11 +128,13 @@ class GuardedScheduler:
             return self._counts
         try:
             running, waiting = self._call(None, self._scheduler.counts)
-            if type(running) is type(waiting) is int:
+            if type(running) is type(waiting) is int and 0 <= running <= len(self.live) >= waiting >= 0:
                 return Counts(running, waiting)
             self._faults.note("scheduler", f"counts returned {shown((running, waiting))}")
-        except (StageError, TypeError, ValueError) as error:
-            self._faults.note("scheduler", f"counts failed: {error}")
+        except Terminated:
+            raise
+        except BaseException as error:  # what it returned may be anything
+            self._faults.note("scheduler", f"counts failed: {described(error)}", error)
         running = sum(live.request.status is RequestStatus.RUNNING for live in self.live.values())
         return Counts(running, len(self.live) - running)
 
@@ -137,13 +156,30 @@ class GuardedScheduler:
                 live.num_tokens += len(verdict.token_ids)
                 if verdict.finish_reason is not None:
                     to_end.append(request.request_id)
+                elif live.num_tokens >= live.most:
+                    self._faults.fail("completion", PAST_THE_END, request.request_id)
+            num_cached, num_preemptions = request.num_cached_tokens, request.num_preemptions
+            if (
+                type(num_cached) is not int
+                or type(num_preemptions) is not int
+                or type(request.first_scheduled_time) is not float
+                or num_cached > live.num_tokens
+            ):
+                self._check_numbers(request)
             ids = request.output_token_ids
-            if type(ids) is not ReadOnlyList or len(ids) != len(kept) or (kept and ids[-1] != kept[-1]):
+            if ids is not live.output or len(ids) != len(kept) or (kept and ids[-1] != kept[-1]):
                 stray = request.request_id
         return stray
 
+    def _check_numbers(self, request: Request) -> None:
+        if _tells_numbers(request):
+            return
+        self._faults.fail("scheduler", NO_NUMBERS, request.request_id)  # it ends after the step
+        request.num_cached_tokens = request.num_preemptions = 0
+        request.first_scheduled_time = None
+
     def _check_plan(self, plan: SchedulerOutput) -> None:
-        if type(plan.step) is not int:
+        if type(plan.step) is not int or not 0 <= plan.step < MAX_STEP:
             self._fault(f"its plan has the step number {shown(plan.step)}")
         self._planned, num_tokens, size = [], 0, self._cache.block_size
         table, holdings = self.live, self._cache.holdings
@@ -167,6 +203,13 @@ class GuardedScheduler:
         request, start, num_tokens, num_drafts = part.request, part.start, part.num_tokens, part.num_drafts
         if live is None or live.request is not request:
             return "it planned a request that is not in flight"
+        if (
+            request.params is not live.params
+            or request.prompt_token_ids is not live.prompt
+            or request.output_token_ids is not live.output
+        ):
+            request.params, request.prompt_token_ids, request.output_token_ids = live.params, live.prompt, live.output
+            self._faults.fail("scheduler", CHANGED, request.request_id)  # it ends after the step
         if live.planned == self._num_plans:
             return "it planned a request twice in a step"
         if type(start) is not int or type(num_tokens) is not int or type(num_drafts) is not int or num_tokens < 1:
@@ -189,7 +232,7 @@ class GuardedScheduler:
             return f"num_computed_tokens is {shown(request.num_computed_tokens)}, status {request.status!r}, at {end}"
         if live.holding is not holding:  # the first part after it was admitted
             if not _tells_numbers(request):
-                return "it put something else than numbers where counts and times belong"
+                return NO_NUMBERS
             live.holding = holding
         live.planned = self._num_plans
         holding.num_planned = end
@@ -198,15 +241,24 @@ class GuardedScheduler:
 
     def _check_ended(self, ended: Sequence[Request], expected: Sequence[str] = ()) -> None:
         """All of `expected` must have ended, and whatever else has must be in flight."""
-        if type(ended) in (list, tuple) and not ended and not expected:
+        if type(ended) not in (list, tuple):
+            self._fault(f"what it says has ended is {shown(ended)}, which is no list of requests")
+        if not ended and not expected:
             return
         try:
             keys = {request.request_id for request in ended if self._is_live(request) and request.is_finished}
-            if len(keys) != len(ended) or not all(request.finish_reason for request in ended):
+            for request in ended:
+                if not isinstance(request.finish_reason, FinishReason):
+                    self._fault(
+                        f"it ended a request with the reason {shown(request.finish_reason)}", request.request_id
+                    )
+            if len(keys) != len(ended):
                 self._fault(
                     f"it says that {len(ended)} requests have ended, and {len(keys)} of them have, and were in flight"
                 )
-        except (AttributeError, TypeError) as error:
+        except (StageError, Terminated):
+            raise
+        except BaseException as error:
             raise StageError(
                 "scheduler", f"what it says has ended is no list of requests: {described(error)}"
             ) from error
@@ -233,7 +285,18 @@ class GuardedScheduler:
         raise StageError("scheduler", reason, request_id)
 
 
+def _plain(plan: SchedulerOutput) -> SchedulerOutput:
+    """Nothing in it changes any more, or answers otherwise the next time."""
+    if type(plan) is not SchedulerOutput or {type(plan.scheduled), type(plan.preempted), type(plan.refused)} != {tuple}:
+        plan = SchedulerOutput(plan.step, tuple(plan.scheduled), tuple(plan.preempted), tuple(plan.refused))
+    if not _PARTS.issuperset(map(type, plan.scheduled)):
+        raise StageError("scheduler", "its plan holds something else than ScheduledRequest")
+    return plan
+
+
 def _tells_numbers(request: Request) -> bool:
     """Whether what goes to the front as it stands can go there."""
     counts = (request.num_cached_tokens, request.num_preemptions)
-    return all(type(count) is int for count in counts) and isinstance(request.first_scheduled_time, float | int | None)
+    if not all(type(count) is int and 0 <= count < MAX_COUNT for count in counts):
+        return False
+    return type(request.first_scheduled_time) in (float, type(None))

@@ -6,38 +6,57 @@ Made at assembly. They look nothing up in a step, and ask request by request onl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
+from typing import Any
 
 from core.batch import SamplerOutput, SchedulerOutput, Verdict
-from core.isolation.faults import Faults, StageError, shown
+from core.errors import Terminated, shown
+from core.isolation.faults import Faults, StageError
+from core.isolation.front import is_encodable
 from core.request import FinishReason, Request
 from core.stages.completion import Completion
 from core.stages.decode import Decode
 from core.stages.prefill import Prefill
 
 CHANGED = "it changed a request, which is not its to change"
+PAST_THE_END = "judge did not end the request at max_tokens, or at the end of the context"
+
+
+NOT_THEIRS = ("params", "prompt_token_ids", "output_token_ids", "status", "num_computed_tokens")
+"""Fields of a request that stages 5, 6 and 9 may not set, and that would lead others astray; what lists hold is read only.
+Each costs a microsecond at 32 requests. `core.isolation.scheduler` looks at what goes to the front.
+"""
+_read = attrgetter(*NOT_THEIRS)
 
 
 class Before:
-    """What a call may lead others astray by changing: cheap to read. Lists of a request need no look, they are read only."""
+    """What a call may not change, as it was."""
 
     def __init__(self, requests: Sequence[Request]):
         self._requests = requests
-        self._num_computed = [request.num_computed_tokens for request in requests]
-        self._statuses = [request.status for request in requests]
+        self._values = list(map(_read, requests))
 
     def restore(self) -> list[str]:
         """Puts back what was changed. Returns the ids of those requests."""
-        requests = self._requests
-        now = [request.num_computed_tokens for request in requests]
-        if now == self._num_computed and [request.status for request in requests] == self._statuses:
+        if self._is_same():
             return []
         changed = []
-        for request, num_computed, status in zip(requests, self._num_computed, self._statuses, strict=True):
-            if request.num_computed_tokens != num_computed or request.status is not status:
-                request.num_computed_tokens, request.status = num_computed, status
+        for request, values in zip(self._requests, self._values, strict=True):
+            now = [getattr(request, name, None) for name in NOT_THEIRS]
+            if any(one is not other for one, other in zip(now, values, strict=True)):
+                for name, value in zip(NOT_THEIRS, values, strict=True):
+                    setattr(request, name, value)
                 changed.append(request.request_id)
         return changed
+
+    def _is_same(self) -> bool:
+        try:
+            return list(map(_read, self._requests)) == self._values
+        except Terminated:
+            raise
+        except BaseException:  # what stands there now can be anything
+            return False
 
 
 class GuardedPrefill:
@@ -49,17 +68,17 @@ class GuardedPrefill:
         self.num_zeros = 0  # times that it left a request for later
 
     def num_tokens(self, request: Request, remaining: int, token_budget: int) -> int:
-        before, key = Before((request,)), request.request_id
+        before, key, cause = Before((request,)), request.request_id, None
         try:
             asked = self._faults.call("prefill", key, self._prefill.num_tokens, request, remaining, token_budget)
         except StageError as error:
-            asked, reason = 0, error.reason
+            asked, reason, cause = 0, error.reason, error
         else:
             reason = _flaw_of_count(asked, min(remaining, token_budget))
         if before.restore():
             reason = reason or CHANGED
         if reason:
-            self._faults.fail("prefill", reason, key)
+            self._faults.fail("prefill", reason, key, cause)
             return 0
         self.num_zeros += not asked
         return asked
@@ -80,18 +99,19 @@ class GuardedDecode:
         self._vocab_size = vocab_size
 
     def propose(self, requests: Sequence[Request]) -> Mapping[str, tuple[int, ...]]:
-        before = Before(requests)
+        before, cause = Before(requests), None
         try:
             drafts = self._faults.call("decode", None, self._decode.propose, tuple(requests))
-        except StageError as error:
-            drafts, reason = {}, error.reason
-        else:
             reason = "" if isinstance(drafts, Mapping) else f"propose returned {shown(drafts)}, which is no mapping"
+            if not reason and type(drafts) is not dict:
+                drafts = self._faults.call("decode", None, dict, drafts)
+        except StageError as error:
+            drafts, reason, cause = {}, error.reason, error
         changed = before.restore()
         if reason and len(requests) > 1:
             return self._one_by_one(requests)
         for key in [request.request_id for request in requests] if reason else changed:
-            self._faults.fail("decode", reason or CHANGED, key)
+            self._faults.fail("decode", reason or CHANGED, key, cause)
         return self._checked(requests, drafts) if drafts and not reason else {}
 
     def _one_by_one(self, requests: Sequence[Request]) -> Mapping[str, tuple[int, ...]]:
@@ -102,11 +122,11 @@ class GuardedDecode:
             self._faults.note("decode", "propose failed for several requests at once, and for none of them alone")
         return drafts
 
-    def _checked(self, requests: Sequence[Request], drafts: Mapping[str, object]) -> Mapping[str, tuple[int, ...]]:
+    def _checked(self, requests: Sequence[Request], drafts: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
         checked: dict[str, tuple[int, ...]] = {}
         for request in requests:
             ids = drafts.get(request.request_id, ())
-            if isinstance(ids, tuple | list) and all(type(i) is int and 0 <= i < self._vocab_size for i in ids):
+            if type(ids) in (tuple, list) and all(type(i) is int and 0 <= i < self._vocab_size for i in ids):
                 checked[request.request_id] = tuple(ids)
             else:
                 self._faults.fail("decode", f"drafts {shown(ids)} are no token ids of the model", request.request_id)
@@ -116,29 +136,32 @@ class GuardedDecode:
 class GuardedCompletion:
     """A `Completion` that never raises: a request that it fails gets FinishReason.ERROR. No request of the plan is left out."""
 
-    def __init__(self, completion: Completion, faults: Faults):
+    def __init__(self, completion: Completion, faults: Faults, max_model_len: int):
         self._completion = completion
         self._faults = faults
+        self._max_model_len = max_model_len
 
     def judge(self, output: SchedulerOutput, sampled: SamplerOutput) -> Mapping[str, Verdict]:
         before = Before([part.request for part in output.scheduled])
         try:
             read_only = SamplerOutput(*map(MappingProxyType, sampled.parts))
             found = self._faults.call("completion", None, self._completion.judge, output, read_only)
+            fault = _flaw_of_verdicts(found)
+            if fault is None and type(found) is not dict:
+                found = self._faults.call("completion", None, dict, found)
         except StageError as error:
-            found, reason = {}, error.reason
-        else:
-            reason = "" if isinstance(found, Mapping) else f"judge returned {shown(found)}, which is no mapping"
+            fault = error
         changed = before.restore()
-        if reason and len(output.scheduled) > 1:
+        if fault is not None and len(output.scheduled) > 1:
             return self._one_by_one(output, sampled)
         verdicts: dict[str, Verdict] = {}
         token_ids = sampled.token_ids
         for part in output.scheduled:
             key = part.request.request_id
-            verdict, ids = None if reason else found.get(key), token_ids.get(key, ())
-            if not (type(verdict) is Verdict and verdict.token_ids is ids and ids and verdict.finish_reason is None):
-                verdict = self._examined(key, verdict, ids, sampled, reason)
+            verdict, ids = None if fault else found.get(key), token_ids.get(key, ())
+            goes_on = type(verdict) is Verdict and verdict.token_ids is ids and ids and verdict.finish_reason is None
+            if not goes_on or part.num_drafts:  # a single id is within the limits, see `GuardedScheduler`
+                verdict = self._examined(part.request, verdict, ids, sampled, fault)
             if verdict is not None:
                 verdicts[key] = verdict
         for key in changed:
@@ -157,21 +180,28 @@ class GuardedCompletion:
         return verdicts
 
     def _examined(
-        self, key: str, verdict: object, ids: tuple[int, ...], sampled: SamplerOutput, reason: str
+        self, request: Request, verdict: object, ids: tuple[int, ...], sampled: SamplerOutput, fault: StageError | None
     ) -> Verdict | None:
         """What counts where the verdict is not simply to go on; None: nothing was sampled, and nothing is said."""
+        key = request.request_id
         if key in sampled.errors:
             return Verdict((), FinishReason.ERROR)
-        if not reason and verdict is None and not ids:
+        if fault is not None:
+            return self._failed(key, fault.reason, fault)
+        if verdict is None and not ids:
             return None
-        reason = reason or _flaw_of_verdict(verdict, ids)
-        if reason or not isinstance(verdict, Verdict):
-            return self._failed(key, reason)
+        flaw = _flaw_of_verdict(verdict, ids)
+        if flaw or not isinstance(verdict, Verdict):
+            return self._failed(key, flaw)
         kept = ids[: len(verdict.token_ids)]  # the sampled ids themselves: a bool equals an int, and is none
+        room = min(request.params.max_tokens - request.num_output_tokens, self._max_model_len - request.num_tokens)
+        if len(kept) > room:
+            self._faults.fail("completion", PAST_THE_END, key)
+            return Verdict(kept[: max(room, 0)], FinishReason.ERROR)
         return Verdict(kept, verdict.finish_reason, verdict.stop_reason)
 
-    def _failed(self, key: str, reason: str) -> Verdict:
-        self._faults.fail("completion", reason, key)
+    def _failed(self, key: str, reason: str, cause: StageError | None = None) -> Verdict:
+        self._faults.fail("completion", reason, key, cause)
         return Verdict((), FinishReason.ERROR)
 
 
@@ -179,15 +209,36 @@ def _only(sampled: SamplerOutput, key: str) -> SamplerOutput:
     return SamplerOutput(*({key: part[key]} if key in part else {} for part in sampled.parts))
 
 
+def _flaw_of_verdicts(verdicts: object) -> StageError | None:
+    if isinstance(verdicts, Mapping):
+        return None
+    return StageError("completion", f"judge returned {shown(verdicts)}, which is no mapping")
+
+
 def _flaw_of_verdict(verdict: object, ids: tuple[int, ...]) -> str:
     if verdict is None:
         return "judge left the request out"
-    if not isinstance(verdict, Verdict):
+    if type(verdict) is not Verdict:
         return f"judge returned {shown(verdict)} for the request, which is no Verdict"
     kept: object = verdict.token_ids
     finish_reason: object = verdict.finish_reason
-    if not isinstance(kept, tuple) or kept != ids[: len(kept)]:
+    if not _is_head(kept, ids):
         return f"judge kept {shown(kept)} of the sampled ids {shown(ids)}; it may only cut them"
-    if not isinstance(finish_reason, FinishReason | None) or not isinstance(verdict.stop_reason, int | str | None):
+    if not isinstance(finish_reason, FinishReason | None) or not _can_be_sent(verdict.stop_reason):
         return f"judge gave finish_reason {shown(finish_reason)} and stop_reason {shown(verdict.stop_reason)}"
     return "" if kept or finish_reason or not ids else "judge kept no token and did not end the request"
+
+
+def _is_head(kept: object, ids: tuple[int, ...]) -> bool:
+    try:
+        return type(kept) is tuple and kept == ids[: len(kept)]
+    except Terminated:
+        raise
+    except BaseException:  # what it holds may be anything
+        return False
+
+
+def _can_be_sent(stop_reason: object) -> bool:
+    if type(stop_reason) is int:
+        return -(1 << 63) <= stop_reason < 1 << 63
+    return stop_reason is None or (type(stop_reason) is str and is_encodable(stop_reason))

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core.hookspecs import API_VERSION, CHAINS, GROUPS, hook_of
-from core.testing.server import install_plugin
+from core.components import CHAINS, GROUPS, hook_of
+from core.hookspecs import API_VERSION
+from core.testing.harness.server import install_plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "bad_plugins"

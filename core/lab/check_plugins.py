@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.errors import near_matches
 from core.lab.bad_plugins import ROOT, Caught, check_seeds, seeds
+from core.lab.quiet import quiet
 
 BUILTINS_TIMEOUT_S = 1800.0
 MAX_GROWTH = 0.05  # of the framework's own time per step, by five observers and three logits processors
@@ -72,7 +72,7 @@ def faults() -> Outcome:
     from core.lab.fault_table import NUM_REQUESTS, as_table, fault_table
     from core.testing.tiny_models import make_tiny_model
 
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet():
         cells = asyncio.run(fault_table([f"model.source={make_tiny_model(Path(folder) / 'tiny')}"]))
     print(as_table(cells))
     good = sum(not cell.problem for cell in cells)
@@ -95,21 +95,10 @@ def cost() -> Outcome:
     """Five observers and three logits processors leave the framework's own time per step as it is."""
     from core.lab.plugin_cost import as_line, run
 
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet():
         found = run(["+preset=chat"], Path(folder))
     print(as_line(found))
     return Outcome(found.growth < MAX_GROWTH, f"cost {found.growth:+.1%} of {found.plain_ms:.2f} ms per step")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Injected faults and dead exporters log what they are meant to; progress bars are for people."""
-    logging.disable(logging.CRITICAL)
-    try:
-        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 PIECES: Mapping[str, Callable[[], Outcome]] = {
@@ -117,16 +106,16 @@ PIECES: Mapping[str, Callable[[], Outcome]] = {
 }
 
 
-def main(arguments: Sequence[str]) -> int:
-    unknown = [name for name in arguments if name not in PIECES]
+def main(arguments: Sequence[str], pieces: Mapping[str, Callable[[], Outcome]] = PIECES) -> int:
+    unknown = [name for name in arguments if name not in pieces]
     if unknown:
-        print(f"no piece is called {unknown[0]!r}; choose among {', '.join(PIECES)}", file=sys.stderr)
+        print(f"no piece is called {unknown[0]!r}{near_matches(unknown[0], pieces)}", file=sys.stderr)
         return 2
     started = time.monotonic()
     outcomes = []
-    for name in arguments or PIECES:
-        print(f"--- {name}: {(PIECES[name].__doc__ or '').strip()}", flush=True)
-        outcomes.append(PIECES[name]())
+    for name in arguments or pieces:
+        print(f"--- {name}: {(pieces[name].__doc__ or '').strip()}", flush=True)
+        outcomes.append(pieces[name]())
     good = all(outcome.good for outcome in outcomes)
     figures = "; ".join(outcome.figures if outcome.good else f"FAILED: {outcome.figures}" for outcome in outcomes)
     print(f"plugins {'ok' if good else 'FAILED'} in {time.monotonic() - started:.0f} s: {figures}")

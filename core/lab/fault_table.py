@@ -1,7 +1,8 @@
 """What a failing plugin does to others: each stage × each kind of fault, with 32 requests running.
 
 In each cell one request (`victim`) meets the fault. Promised: every other request ends with the tokens it gets alone, the
-victim fails with an error that names the plugin or is not hurt, and nothing that requests held is left behind.
+victim fails with an error that names the plugin or is not hurt, and nothing that requests held is left behind. A cell of
+the kind "mutate" is run once for each thing that the stage could change, and shows the worst.
 """
 
 from __future__ import annotations
@@ -9,20 +10,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from core.errors import NonetError
 from core.session import Session, open_session
 from core.stages.frontend import GenerateRequest
-from core.testing.faulty import AFTER_TOKENS, KINDS, NAN, PLUGIN, VICTIM, WRAPPERS, Fault, with_fault
-from core.testing.pipelines import RunningPipeline, call, joined
+from core.testing.harness.faulty import AFTER_TOKENS, KINDS, NAN, VICTIM, Changes, Fault
+from core.testing.harness.faulty_pipelines import PLUGIN, WRAPPERS, with_fault
+from core.testing.harness.pipelines import RunningPipeline, call, joined
 
 GROUPS = ("frontend", *WRAPPERS)
 NUM_REQUESTS = 32
 MAX_TOKENS = 20  # a new KV block is needed after the fault is due
-NEEDS = {"logits_processors": ("logits_processors=[min_tokens]",), "observers": ("observers=[prometheus]",)}
+NEEDS = {
+    "logits_processors": ("logits_processors=[min_tokens]",),
+    "observers": ("observers=[prometheus]",),
+    "tool_parser": ("tool_parser=hermes",),
+}
+LEFT_OUT = frozenset({("quant", "mutate"), ("quant", "wrong shape"), ("quant", "block")})
+"""A quantization is a part of the model's own code, and checks around each of its products would cost every step: a changed input
+cannot be told from a wrong product (`plugins check` has a test for it), and a wrong shape or a block fails or is reported as the
+model's, alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,7 @@ class Cell:
     incident: str  # what the pipeline says of the plugin
     whole: str  # "" where nothing is left behind
     seconds: float
+    change: str = ""  # what was changed, of the kind "mutate"
 
     @property
     def problem(self) -> str:
@@ -51,7 +62,7 @@ class Cell:
             return f"the error does not name the plugin: {self.victim}"
         if self.victim == "unhurt" and self.kind in ("raise", "wrong shape", "NaN") and self.group != "observers":
             return "the victim noticed nothing"
-        if self.kind == "block" and self.group not in ("frontend", "renderer") and "block" not in self.incident:
+        if self.kind == "block" and self.group != "frontend" and not self.incident:
             return f"the block was not reported: {self.incident or 'no incident'}"
         return ""
 
@@ -85,48 +96,88 @@ async def solo_tokens(session: Session) -> dict[str, list[int]]:
 
 
 async def run_cell(session: Session, group: str, kind: str, solo: Mapping[str, list[int]], block_s: float) -> Cell:
+    """Every change that the stage could make in turn, where `kind` is "mutate"."""
     fault = Fault(kind, block_s)
-    if group in WRAPPERS:
-        session = replace(session, description=with_fault(session.description, group, fault))
+    cells = [await _run_fault(session, group, fault, solo)]
+    for change in range(1, len(fault.changes)):
+        cells.append(await _run_fault(session, group, Fault(kind, block_s, change), solo))
+    worst = max(cells, key=lambda cell: (bool(cell.problem), cell.victim != "unhurt"))
+    return replace(worst, seconds=sum(cell.seconds for cell in cells))
+
+
+async def _run_fault(session: Session, group: str, fault: Fault, solo: Mapping[str, list[int]]) -> Cell:
+    with ExitStack() as stack:
+        if group in WRAPPERS:
+            description = stack.enter_context(with_fault(session.description, group, fault))
+            session = replace(session, description=description)
+        return await _measured(session, group, fault, solo)
+
+
+async def _measured(session: Session, group: str, fault: Fault, solo: Mapping[str, list[int]]) -> Cell:
     started = time.perf_counter()
     async with _running(session) as pipeline:
         runs = {r.request_id: _answer(pipeline, r, fault, group) for r in requests()}
         found = dict(zip(runs, await asyncio.gather(*runs.values(), return_exceptions=True), strict=True))
         await asyncio.sleep(0.1)  # observers run beside
-        incidents = [i for i in pipeline.front.incidents() if i.group == group]
+        incidents = [i.reason for i in pipeline.front.incidents() if PLUGIN.distribution in f"{i.plugin} {i.reason}"]
         whole = await _leftovers(pipeline)
-    equal = sum(found[name] == solo[name] for name in solo if name != VICTIM)
-    victim = _outcome(found[VICTIM], solo[VICTIM])
-    seconds = time.perf_counter() - started
-    return Cell(group, kind, fault.fired, equal, victim, "; ".join(i.reason for i in incidents), whole, seconds)
+    return Cell(
+        group=group,
+        kind=fault.kind,
+        fired=fault.fired,
+        others_equal=sum(found[name] == solo[name] for name in solo if name != VICTIM),
+        victim=_outcome(found[VICTIM], solo[VICTIM]),
+        incident="; ".join(incidents),
+        whole=whole,
+        seconds=time.perf_counter() - started,
+        change=fault.changes[fault.change] if fault.changes else "",
+    )
 
 
 async def _answer(pipeline: RunningPipeline, request: GenerateRequest, fault: Fault, group: str) -> list[int]:
     if group == "frontend" and request.request_id == VICTIM:
         return await _faulty_call(pipeline, request, fault)
+    if group == "tool_parser":
+        return await _call_with_tools(pipeline, request)
     return (await pipeline.answer(request)).token_ids
+
+
+async def _call_with_tools(pipeline: RunningPipeline, request: GenerateRequest) -> list[int]:
+    """As a frontend streams a chat with tools: each delta's text through the stream of its choice."""
+    tool = {"type": "function", "function": {"name": request.request_id, "parameters": {"type": "object"}}}
+    stream = pipeline.front.tool_parser.stream([tool])
+    outputs, content = [], ""
+    async with aclosing(pipeline.front.generate(request)) as deltas:
+        async for output in deltas:
+            outputs.append(output)
+            content += "".join(stream.push(part.text).content for part in output.outputs)
+    content += stream.finish().content
+    answer = joined(outputs)
+    assert content == answer.text, f"the content is {content!r}, the text {answer.text!r}"
+    return answer.token_ids
 
 
 async def _faulty_call(pipeline: RunningPipeline, request: GenerateRequest, fault: Fault) -> list[int]:
     """A frontend's own faults: it makes a wrong request, or misbehaves while it is answered."""
     wrong: Any = {"wrong shape": {"prompt": 17}, "NaN": {"priority": NAN}}.get(fault.kind)
     if wrong is not None:
-        fault.strike(lambda: None)
+        fault.strike({})
         request = replace(request, **wrong)
     outputs = []
     async with aclosing(pipeline.front.generate(request)) as deltas:
         async for output in deltas:
             outputs.append(output)
             if wrong is None and len(outputs) == AFTER_TOKENS:
-                fault.strike(lambda: _spoil(outputs))
+                fault.strike(_changes_of(request, output))
     return joined(outputs).token_ids
 
 
-def _spoil(outputs: Sequence[Any]) -> None:
-    for output in outputs:
-        ids = output.prompt_token_ids
-        if isinstance(ids, list):
-            ids.clear()
+def _changes_of(request: GenerateRequest, output: Any) -> Changes:
+    return {
+        "the prompt it was handed": lambda: output.prompt_token_ids.clear(),
+        "another prompt in its request": lambda: object.__setattr__(request, "prompt", None),
+        "params of its request": lambda: request.params.logit_bias.update({1: NAN}),
+    }
 
 
 def _outcome(found: object, alone: list[int]) -> str:
@@ -143,21 +194,33 @@ async def _leftovers(pipeline: RunningPipeline) -> str:
     return ""
 
 
+def check_config(overrides: Sequence[str], groups: Sequence[str] = GROUPS) -> None:
+    """Raises ConfigError or PluginError for overrides that a row of the table could not be run with. Reads no model."""
+    for group in ("", *groups):
+        open_session([*overrides, *_fixed(5.0), *NEEDS.get(group, ())])
+
+
 async def fault_table(
     overrides: Sequence[str], groups: Sequence[str] = GROUPS, kinds: Sequence[str] = KINDS, block_s: float = 5.0
 ) -> list[Cell]:
     """Every cell. `overrides` choose the model; it runs in float32, so that tokens can be compared."""
-    fixed = (
+    fixed = _fixed(block_s)
+    cells, solo = [], await solo_tokens(open_session([*overrides, *fixed]))
+    for group in groups:
+        session = open_session([*overrides, *fixed, *NEEDS.get(group, ())])
+        cells += [
+            await run_cell(session, group, kind, solo, block_s) for kind in kinds if (group, kind) not in LEFT_OUT
+        ]
+    return cells
+
+
+def _fixed(block_s: float) -> tuple[str, ...]:
+    return (
         "process.separate=false",
         "model.dtype=float32",
         f"plugins.block_timeout={block_s / 2}",
         "plugins.on_failure=disable",
     )
-    cells, solo = [], await solo_tokens(open_session([*overrides, *fixed]))
-    for group in groups:
-        session = open_session([*overrides, *fixed, *NEEDS.get(group, ())])
-        cells += [await run_cell(session, group, kind, solo, block_s) for kind in kinds]
-    return cells
 
 
 def as_table(cells: Sequence[Cell]) -> str:
@@ -168,7 +231,9 @@ def as_table(cells: Sequence[Cell]) -> str:
         words = {cell.kind: cell.word for cell in cells if cell.group == group}
         lines.append(f"{group:<20}" + "".join(f"{words.get(kind, '-'):<14}" for kind in kinds))
     broken = [cell for cell in cells if cell.problem]
-    lines += [f"{cell.group} × {cell.kind}: {cell.problem}" for cell in broken]
+    lines += [
+        f"{cell.group} × {cell.kind}{f' of {cell.change}' * bool(cell.change)}: {cell.problem}" for cell in broken
+    ]
     unhurt = sum(cell.others_equal for cell in cells)
     lines.append(
         f"{len(cells)} cells, {len(cells) - len(broken)} as promised; {unhurt} of {len(cells) * (NUM_REQUESTS - 1)} "

@@ -37,7 +37,7 @@ class Refusal:
     overrides: tuple[str, ...]
     status: int  # exit status
     message: str
-    seconds: float  # the whole process on the clock, best of `TRIES`
+    seconds: float  # the whole process on the clock, best of `tries`
     cpu_s: float  # what it used of a CPU, which a busy machine does not stretch as much
 
     @property
@@ -50,20 +50,24 @@ class Refusal:
         return "" if took < LIMIT_S else f"took {self.seconds:.2f} s, {self.cpu_s:.2f} s of a CPU"
 
 
-def refusals(cases: Sequence[tuple[str, ...]] = CASES) -> list[Refusal]:
+def refusals(cases: Sequence[tuple[str, ...]] = CASES, tries: int = TRIES, hangs_s: float = HANGS_S) -> list[Refusal]:
+    """`hangs_s`: seconds after which a process that has not ended never will."""
     with tempfile.TemporaryDirectory() as folder:
         pipe = Path(folder) / "model.gguf"
         os.mkfifo(pipe)
-        return [min((_refused(case, pipe) for _ in range(TRIES)), key=lambda found: found.seconds) for case in cases]
+        return [
+            min((_refused(case, pipe, hangs_s) for _ in range(tries)), key=lambda found: found.seconds)
+            for case in cases
+        ]
 
 
-def _refused(overrides: tuple[str, ...], pipe: Path) -> Refusal:
+def _refused(overrides: tuple[str, ...], pipe: Path, hangs_s: float) -> Refusal:
     command = [sys.executable, "-m", "core", "serve", "+preset=chat", f"model.source={pipe}", *overrides]
     started, used = time.perf_counter(), _cpu_s()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=hangs_s, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return Refusal(overrides, -1, "it did not end: the model's file was opened", HANGS_S, HANGS_S)
+        return Refusal(overrides, -1, "it did not end: the model's file was opened", hangs_s, hangs_s)
     return Refusal(overrides, done.returncode, done.stderr, time.perf_counter() - started, _cpu_s() - used)
 
 

@@ -1,6 +1,6 @@
 """Is a plugin written for the contract that this Nonet has? And if it cannot be imported, what would explain that?
 
-A minor version only adds, so a plugin for 1.N loads where N is not past ours. Imports no torch and no plugin.
+A plugin for 1.N loads where N is not past ours (`core.hookspecs.API_VERSION`). Imports no torch and no plugin.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def check_api(declared: object, distribution: str) -> str:
     found = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})", declared) if isinstance(declared, str) else None
     if found is None:
         raise PluginError(f"{LITERAL} = {declared!r} is no plugin API version; write a string as in {API_VERSION!r}")
-    ours_major, ours_minor = map(int, API_VERSION.split("."))
-    major, minor = int(found[1]), int(found[2])
+    ours_major, ours_minor = version_of(API_VERSION)
+    major, minor = version_of(found[0])
     if major != ours_major or minor > ours_minor:
         older = f"{ours_major}" if major != ours_major else API_VERSION
         newer = ", or a newer Nonet" if (major, minor) > (ours_major, ours_minor) else ""
@@ -42,6 +42,12 @@ def check_api(declared: object, distribution: str) -> str:
             f"install a release of {distribution} for API {older}{newer}"
         )
     return found[0]
+
+
+def version_of(api: str) -> tuple[int, int]:
+    """Major and minor: "1.10" is newer than "1.9"."""
+    major, minor = api.split(".")
+    return int(major), int(minor)
 
 
 def check_literal(module: str, distribution: str) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import EntryPoint
 from itertools import islice
 from typing import Any
@@ -22,14 +22,15 @@ import pluggy
 
 from core import hookspecs
 from core.capabilities import malformed
-from core.errors import NonetError, PluginError, near_matches
-from core.hookspecs import CHAINS, GROUPS, PROJECT, Component, hook_of
-from core.loading.api import LITERAL, check_api, check_literal, unmet_requirement
+from core.components import CHAINS, GROUPS, hook_of
+from core.errors import PluginError, described, near_matches, printable, shown
+from core.hookspecs import PROJECT, SINCE, Component
+from core.loading.api import LITERAL, check_api, check_literal, unmet_requirement, version_of
 
 HEAVY = ("torch", "transformers")
 MAX_YIELDED = 1000  # per hook: a generator that never ends must not fill the memory
-MAX_REASON = 400  # characters
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+MAX_SUMMARY = 200  # characters
 TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 NOT_NAMES = frozenset({"null", "true", "false", "inf", "nan"})  # Hydra's grammar reads a value in them, not a name
 
@@ -67,7 +68,7 @@ def _answer(answer: Future[Listing], point: EntryPoint, distribution: str) -> No
     try:
         answer.set_result(_listing(point, distribution))
     except BaseException as error:  # whatever it is, it ends this plugin and nothing else
-        answer.set_exception(PluginError(one_line(error)))
+        answer.set_exception(PluginError(described(error)))
 
 
 def _listing(point: EntryPoint, distribution: str) -> Listing:
@@ -97,18 +98,7 @@ def _imported(point: EntryPoint, distribution: str) -> object:
     except BaseException as error:
         check_literal(_module_of(point), distribution)
         unmet = unmet_requirement(point.dist)
-        raise PluginError(one_line(error) + (f"; {distribution} {unmet}" if unmet else "")) from error
-
-
-def one_line(error: BaseException) -> str:
-    """The reason as one printable line: an error of ours by its text, any other with its type."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # its __str__ is a stranger's too
-        text = ""
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    text = text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}…"
-    return text if isinstance(error, NonetError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+        raise PluginError(described(error) + (f"; {distribution} {unmet}" if unmet else "")) from error
 
 
 def list_plugin(plugin: object, api: str) -> Listing:
@@ -124,7 +114,8 @@ def list_plugin(plugin: object, api: str) -> Listing:
     _refuse_unknown_hooks(manager, known)
     components = tuple((group, c) for group in (*GROUPS, *CHAINS) for c in _components(manager, group))
     _refuse_repeated(components)
-    return Listing(api, components, _config_packages(manager), hooks, tuple(_warnings(plugin, known, hooks)))
+    warnings = (*_warnings(plugin, known, hooks), *_newer(api, hooks, components))
+    return Listing(api, components, _config_packages(manager), hooks, warnings)
 
 
 def _refuse_unknown_hooks(manager: pluggy.PluginManager, known: set[str]) -> None:
@@ -143,13 +134,22 @@ def _warnings(plugin: object, known: set[str], hooks: tuple[str, ...]) -> Iterat
         yield "implements no hook, so it provides nothing"
 
 
+def _newer(api: str, hooks: Iterable[str], components: Iterable[tuple[str, Component]]) -> Iterator[str]:
+    """What the plugin uses that the API version which it declares does not have."""
+    used = {f"Component.{field.name}" for _, one in components for field in fields(one) if getattr(one, field.name)}
+    newer = [what for what in SINCE if what in used.union(hooks) and version_of(SINCE[what]) > version_of(api)]
+    if newer:
+        needed = max((SINCE[what] for what in newer), key=version_of)
+        yield f"says {LITERAL} = {api!r} and uses {', '.join(newer)}, which is newer; write {LITERAL} = {needed!r}"
+
+
 def _components(manager: pluggy.PluginManager, group: str) -> Iterator[Component]:
     hook = hook_of(group)
     for component in _yielded(manager, hook):
         if not isinstance(component, Component):
             raise PluginError(f"{hook} must yield core.hookspecs.Component, not {type(component).__name__}")
         check_component(group, component)
-        yield component
+        yield replace(component, summary=printable(component.summary, MAX_SUMMARY))
 
 
 def _config_packages(manager: pluggy.PluginManager) -> tuple[str, ...]:
@@ -187,7 +187,7 @@ def check_component(group: str, component: Component) -> None:
         raise PluginError(f"{hook_of(group)} yields a component without a name ({name!r})")
     if not NAME.fullmatch(name) or name.lower() in NOT_NAMES:
         raise PluginError(
-            f"{group}={name!r} cannot be a name: letters, digits, _ and - with a letter first, and none of "
+            f"{group}={shown(name)} cannot be a name: 64 letters, digits, _ and - at most, with a letter first, and none of "
             f"{', '.join(sorted(NOT_NAMES))}"
         )
     for field in ("target", "settings", "params"):

@@ -16,17 +16,15 @@ from typing import Any, NoReturn
 import torch
 
 from core.batch import SampledRow
-from core.errors import PluginError, Terminated
-from core.isolation.faults import described
-from core.logits.rows import Member, Plan, Share, share_out
+from core.errors import PluginError, Terminated, described
+from core.isolation.faults import Tally, blocked_text
+from core.logits.rows import Member, RowPlan, Share, share_out
 from core.outputs import PluginIncident
-from core.stages.logits_processor import GROUP, asks_for, parsed_params
+from core.stages.logits_processor import asks_for, parsed_params
 
 log = logging.getLogger("nonet.logits_processors")
 
 MAX_INCIDENTS = 64  # kept where nobody fetches them
-
-
 OTHER_STORAGE = "it gave the logits another shape, type or storage; they are edited in place"
 
 
@@ -48,10 +46,11 @@ class ProcessorChain:
     ):
         self._members = tuple(members)
         self._device = device  # of the logits
-        self._quarantine_after = quarantine_after
+        for member in self._members:
+            member.tally = Tally(member.part, log, quarantine_after)
         self._block_timeout = block_timeout
         self._clock = clock
-        self._plan: Plan | None = None
+        self._plan: RowPlan | None = None
         self._rows: Sequence[SampledRow] = ()  # of the step that `_plan` was last asked for
         self._alone = False  # the step's rows are one request's
         self._unexplained: tuple[Member, str] | None = None  # a shared step failed, and no request alone has yet
@@ -65,9 +64,21 @@ class ProcessorChain:
         if not plan.shares:
             return
         was_bad = plan.alone and _fault(logits[0]) is not None  # then it is the model's fault
-        storage = _storage(logits)
+        part, own = logits, rows
+        storage = storage_of_part = _storage(logits)
+        started = self._clock()
         for share in plan.shares:
-            finished = self._edit(share, logits, rows, plan)
+            if share.takes:
+                part, own = share.take(logits), share.rows(rows)
+                storage_of_part = storage if share.whole else _storage(part)
+            finished = self._edit(share, part, own, plan)
+            if (plan.alone or not share.whole) and _storage(part) != storage_of_part:
+                self._fail(share.member, OTHER_STORAGE, plan.only)
+            share.put_back(logits)
+            ended = self._clock()
+            if ended - started > self._block_timeout:
+                self._blocked(share.member, ended - started)
+            started = ended
             if plan.alone and not was_bad:
                 self._refuse_spoilt(share, logits, plan)
             if finished:
@@ -78,10 +89,13 @@ class ProcessorChain:
     def blame(self, row: SampledRow) -> str:
         suspects = [member for member in self._members if member.states.get(row.request_id) is not None]
         names = " and ".join(member.who for member in suspects)
-        if len(suspects) > 1 and not self._alone:
-            raise PluginError(f"one of {names} left a request without a token to draw")
+        reason = "it left a request without a token to draw"
+        if suspects and not self._alone:  # it may have been called for another one, whose step alone will show it
+            if len(suspects) == 1:
+                self._unexplained = suspects[0], reason
+            raise PluginError(f"{names}: {reason}" if len(suspects) == 1 else f"one of {names} {reason[3:]}")
         if len(suspects) == 1:
-            self._count(suspects[0], row.request_id, "it left a request without a token to draw")
+            self._count(suspects[0], row.request_id, reason)
         return f" (after {names})" if names else ""
 
     def forget(self, request_ids: Sequence[str]) -> None:
@@ -99,7 +113,7 @@ class ProcessorChain:
         self._incidents.clear()
         return found
 
-    def _plan_of(self, rows: Sequence[SampledRow]) -> Plan:
+    def _plan_of(self, rows: Sequence[SampledRow]) -> RowPlan:
         plan = self._plan
         if plan is not None and rows is self._rows:  # `touches`, then `apply`
             return plan
@@ -107,25 +121,25 @@ class ProcessorChain:
         if plan is None or plan.request_ids != request_ids:
             self._plan = None
             plan = self._new_plan(rows, request_ids)
-            self._plan = None if any(share.member.quarantined for share in plan.shares) else plan
+            self._plan = None if any(share.member.tally.quarantined for share in plan.shares) else plan
             self._alone = plan.alone
         self._rows = rows
         return plan
 
-    def _new_plan(self, rows: Sequence[SampledRow], request_ids: list[str]) -> Plan:
+    def _new_plan(self, rows: Sequence[SampledRow], request_ids: list[str]) -> RowPlan:
         alone = len(set(request_ids)) == 1
         if not alone:
             self._count_unexplained()
         wanted = []
         for member in self._members:
-            if member.quarantined:
+            if member.tally.quarantined:
                 member.states.clear()
                 _refuse_asking(member, rows)
             else:
                 wanted.append((member, [self._state(member, row, alone) for row in rows]))
         shares = share_out(wanted, self._device)
         touched = sorted({index for share in shares for index in share.indices})
-        return Plan(request_ids, alone, shares, tuple(touched))
+        return RowPlan(request_ids, alone, shares, tuple(touched))
 
     def _state(self, member: Member, row: SampledRow, alone: bool) -> Any:
         """The first of a request's rows decides: what comes before it is settled."""
@@ -137,37 +151,30 @@ class ProcessorChain:
                 member.states[row.request_id] = member.processor.state(row, params)
             except Terminated:
                 raise
-            except (Exception, SystemExit) as error:  # a stranger's code may raise anything
+            except BaseException as error:  # a stranger's code may raise anything
                 self._fail(member, described(error), row.request_id if alone else None, error)
-            self._watch(member, started)
+            took = self._clock() - started
+            if took > self._block_timeout:
+                self._blocked(member, took)
         return member.states[row.request_id]
 
-    def _edit(self, share: Share, logits: torch.Tensor, rows: Sequence[SampledRow], plan: Plan) -> Sequence[int] | None:
-        member, only = share.member, plan.request_ids[0] if plan.alone else None
-        part = share.take(logits)
-        storage = _storage(part) if plan.alone or part is not logits else None
-        started = self._clock()
+    def _edit(
+        self, share: Share, logits: torch.Tensor, rows: Sequence[SampledRow], plan: RowPlan
+    ) -> Sequence[int] | None:
+        """`logits` and `rows` of the share. Returns indices among them."""
         try:
-            finished = member.processor.apply(part, share.rows(rows), share.states)
+            return _indices(share.apply(logits, rows, share.states), len(share.indices))
         except Terminated:
             raise
-        except (Exception, SystemExit) as error:
-            self._fail(member, described(error), only, error)
-        if storage is not None and _storage(part) != storage:
-            self._fail(member, OTHER_STORAGE, only)
-        if finished is not None and not _are_indices(finished, len(share.indices)):
-            reason = f"apply returned {type(finished).__name__}; logits are edited in place, and it returns row indices or None"
-            self._fail(member, reason, only)
-        share.put_back(logits)
-        self._watch(member, started)
-        return finished
+        except BaseException as error:
+            self._fail(share.member, described(error), plan.only, error)
 
-    def _refuse_spoilt(self, share: Share, logits: torch.Tensor, plan: Plan) -> None:
+    def _refuse_spoilt(self, share: Share, logits: torch.Tensor, plan: RowPlan) -> None:
         """One request's step: what is not finite now is this processor's doing. Rows after a draft may never count, so they
         are left to the sampler, which knows how far drafts are accepted."""
         fault = _fault(logits[0])
         if fault is not None:
-            self._fail(share.member, f"it left {fault}", plan.request_ids[0])
+            self._fail(share.member, f"it left {fault}", plan.only)
 
     def _finish(self, share: Share, rows: Sequence[SampledRow], finished: Sequence[int]) -> None:
         """A row after a draft is not the request's last word: drafts may be rejected."""
@@ -183,10 +190,10 @@ class ProcessorChain:
         """`request_id`: whose failure it is; None where several requests shared the call."""
         self._plan = None  # with the memory that it may hold
         if request_id is not None:
-            self._count(member, request_id, reason)
+            self._count(member, request_id, reason, cause)
         else:
             self._unexplained = member, reason
-        raise PluginError(f"{member.who} failed: {reason}") from cause
+        raise PluginError(f"{member.who}: {reason}") from cause
 
     def _count_unexplained(self) -> None:
         """The failure of a shared step that no request alone repeats is a failure all the same."""
@@ -194,42 +201,26 @@ class ProcessorChain:
             member, reason = self._unexplained
             self._count(member, "", f"{reason} (in a step of several requests only)")
 
-    def _count(self, member: Member, request_id: str, reason: str) -> None:
+    def _count(self, member: Member, request_id: str, reason: str, cause: BaseException | None = None) -> None:
         if self._unexplained is not None and self._unexplained[0] is member:
             self._unexplained = None
         if request_id and request_id in member.failed:
             return
         member.failed.add(request_id)
-        member.failures += 1
-        if member.failures >= self._quarantine_after and not member.quarantined:
-            log.error("%s is switched off after %d failures: %s", member.who, member.failures, reason)
-            member.quarantined = True
+        incident = member.tally.failed(reason, cause)
+        if incident.quarantined:
             self._plan = None
-        self._incidents.append(_incident(member, reason))
+        self._incidents.append(incident)
 
-    def _watch(self, member: Member, started: float) -> None:
-        took = self._clock() - started
-        if took > self._block_timeout:
-            log.warning("%s held a step up for %.1f s", member.who, took)
-            self._count(
-                member, "", f"a call took {took:.1f} s, more than plugins.block_timeout={self._block_timeout:g}"
-            )
+    def _blocked(self, member: Member, seconds: float) -> None:
+        self._count(member, "", blocked_text(seconds, self._block_timeout))
 
 
 def _refuse_asking(member: Member, rows: Sequence[SampledRow]) -> None:
     if any(asks_for(row.params, member.name, member.provides) for row in rows):
-        raise PluginError(f"{member.who} is switched off after {member.failures} failures, and the request asks for it")
-
-
-def _incident(member: Member, reason: str) -> PluginIncident:
-    return PluginIncident(
-        group=GROUP,
-        name=member.name,
-        plugin=member.plugin,
-        reason=reason,
-        failures=member.failures,
-        quarantined=member.quarantined,
-    )
+        raise PluginError(
+            f"{member.who}: switched off after {member.tally.failures} failures, and the request asks for it"
+        )
 
 
 def _storage(logits: torch.Tensor) -> tuple[object, ...]:
@@ -237,10 +228,16 @@ def _storage(logits: torch.Tensor) -> tuple[object, ...]:
     return logits.shape, logits.dtype, logits.data_ptr(), logits.stride()
 
 
-def _are_indices(value: object, count: int) -> bool:
-    if not isinstance(value, Sequence):
-        return False
-    return all(type(index) is int and 0 <= index < count for index in value)
+def _indices(value: object, count: int) -> Sequence[int] | None:
+    """What a processor's `apply` returned. Raises TypeError where it is no row indices below `count`."""
+    if value is None or (type(value) is list and not value):
+        return None
+    found: list[object] = list(value) if isinstance(value, Sequence) else [None]
+    indices = [index for index in found if type(index) is int and 0 <= index < count]
+    if len(indices) != len(found):
+        kind = type(value).__name__
+        raise TypeError(f"apply returned {kind}; logits are edited in place, and it returns row indices or None")
+    return indices
 
 
 def _fault(row: torch.Tensor) -> str | None:

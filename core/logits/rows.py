@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from pydantic import BaseModel
 
 from core.batch import SampledRow
+from core.isolation.faults import ComponentName, Tally
 from core.stages.logits_processor import LogitsProcessor
 
 
@@ -17,16 +18,22 @@ from core.stages.logits_processor import LogitsProcessor
 class Member:
     """One processor, the states of its requests, and its failures."""
 
-    name: str
-    plugin: str  # "plugin, wheel version"
-    who: str  # for messages: logits_processors=dry (plugin …)
+    part: ComponentName
     processor: LogitsProcessor
     params: type[BaseModel] | None = None
     provides: tuple[str, ...] = ()  # fields of SamplingParams that it honours
     states: dict[str, Any] = field(default_factory=dict)  # by request id; None: not concerned
     failed: set[str] = field(default_factory=set)  # requests whose failure is counted, until they are forgotten
-    failures: int = 0
-    quarantined: bool = False
+    tally: Tally = field(init=False)  # of the chain that it belongs to
+
+    @property
+    def name(self) -> str:
+        return self.part.name
+
+    @property
+    def who(self) -> str:
+        """For messages: logits_processors=dry (plugin …)."""
+        return self.part.who
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +50,12 @@ class Share:
     others a copy that is written back: there is no way to a neighbour's row."""
 
     member: Member
+    apply: Callable[..., Sequence[int] | None]  # of its processor
     indices: tuple[int, ...]  # ascending
     states: tuple[Any, ...]
     whole: bool  # all rows
     copy: Copy | None  # None: the rows are neighbours
-    copies: bool = True  # the share before it has not copied the same rows
+    takes: bool = True  # False: its rows are those of the share before it, which has taken them
     writes_back: bool = True  # the share after it does not go on with them
 
     def take(self, logits: torch.Tensor) -> torch.Tensor:
@@ -57,8 +65,7 @@ class Share:
             return logits[self.indices[0] : self.indices[-1] + 1]
         if self.copy.rows is None:
             self.copy.rows = logits.new_empty(len(self.indices), logits.shape[1])
-        if self.copies:
-            torch.index_select(logits, 0, self.copy.index, out=self.copy.rows)
+        torch.index_select(logits, 0, self.copy.index, out=self.copy.rows)
         return self.copy.rows
 
     def put_back(self, logits: torch.Tensor) -> None:
@@ -66,17 +73,26 @@ class Share:
             logits.index_copy_(0, self.copy.index, self.copy.rows)
 
     def rows(self, rows: Sequence[SampledRow]) -> Sequence[SampledRow]:
-        return rows if self.whole else [rows[index] for index in self.indices]
+        if self.whole:
+            return rows
+        if self.copy is None:
+            return rows[self.indices[0] : self.indices[-1] + 1]
+        return [rows[index] for index in self.indices]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RowPlan:
     """Who sees which rows of a step with these request ids."""
 
     request_ids: list[str]  # [S]
     alone: bool  # all rows are one request's
     shares: tuple[Share, ...]
     touched: tuple[int, ...]
+
+    @property
+    def only(self) -> str | None:
+        """The request whose step it is."""
+        return self.request_ids[0] if self.alone else None
 
 
 def share_out(wanted: Sequence[tuple[Member, Sequence[Any]]], device: str) -> tuple[Share, ...]:
@@ -92,6 +108,7 @@ def _share(member: Member, states: Sequence[Any], device: str) -> Share | None:
     neighbours = indices[-1] - indices[0] == len(indices) - 1
     return Share(
         member=member,
+        apply=member.processor.apply,
         indices=indices,
         states=tuple(states[index] for index in indices),
         whole=len(indices) == len(states),
@@ -106,4 +123,4 @@ def _joined(shares: Sequence[Share]) -> Iterator[Share]:
         same_as_before = index > 0 and shares[index - 1].indices == share.indices
         same_as_after = index + 1 < len(shares) and shares[index + 1].indices == share.indices
         copy = copy if same_as_before else share.copy
-        yield replace(share, copy=copy, copies=not same_as_before, writes_back=not same_as_after)
+        yield replace(share, copy=copy, takes=not same_as_before, writes_back=not same_as_after)

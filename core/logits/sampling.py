@@ -12,7 +12,6 @@ from core.logits.rows import Member
 from core.model.tokenizer import load_tokenizer
 from core.outputs import PluginIncident
 from core.pipeline import Part
-from core.settings import PluginSettings
 from core.stages.logits_processor import LogitsChain, LogitsProcessorContext, NoProcessors
 from core.stages.sampler import Sampler, SamplerContext
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from core.batch import SamplerOutput, SamplingMetadata
     from core.model.spec import ModelSpec
+    from core.settings import PluginSettings
 
 
 class SamplerBuilder:
@@ -60,9 +60,7 @@ class SamplerBuilder:
     def _member(self, part: Part, context: LogitsProcessorContext) -> Member:
         provided = part.provided
         return Member(
-            name=provided.component.name,
-            plugin=f"{provided.plugin.name}, {part.wheel}",
-            who=part.who,
+            part=part.named,
             processor=self._build(part, context),
             params=params_class(provided),
             provides=provided.component.provides,
@@ -70,7 +68,7 @@ class SamplerBuilder:
 
 
 class ChainedSampler:
-    """A sampler and the chain it runs: they forget together, whether or not the sampler thinks of it."""
+    """A sampler and the chain it runs: one call ends a request in both."""
 
     def __init__(self, sampler: Sampler, chain: LogitsChain):
         self._sampler = sampler

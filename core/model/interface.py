@@ -1,13 +1,12 @@
-"""Contracts of the helpers of stages 5 to 7: model, attention, quant, executor. One Protocol each, about five methods."""
+"""Contracts of the parts that stages 5 to 7 use: model, attention, quant, executor. One Protocol each, about five methods."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from core.batch import ModelBatch, SamplerOutput
-from core.isolation.faults import Faults
 from core.outputs import PluginIncident
 
 if TYPE_CHECKING:
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
     from core.model.spec import ModelSpec
     from core.progress import Progress
     from core.stages.sampler import Sampler
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,54 @@ class AttentionContext:
 
 
 class AttentionBackend(Protocol):
-    """Config group `attention`: paged attention over a mixed batch. `forward` is graph-safe."""
+    """Config group `attention`: paged attention over a mixed batch. `forward` is graph-safe.
+
+    Example::
+
+        from collections.abc import Sequence
+        from itertools import pairwise
+        from typing import Any
+
+        import torch
+        import torch.nn.functional as F
+        from core.batch import ModelBatch
+        from core.model.interface import AttentionContext, AttentionSpec
+        from pydantic import BaseModel, ConfigDict
+        from torch import Tensor
+
+
+        class OneByOne:
+            class Settings(BaseModel):
+                model_config = ConfigDict(frozen=True, extra="forbid")
+
+            def __init__(self, settings: Settings, context: AttentionContext):
+                self._size, self._device = context.block_size, context.device
+
+            def kv_shape(self, spec: AttentionSpec, num_blocks: int) -> tuple[int, ...]:
+                return (num_blocks * self._size, 2, spec.num_kv_heads, spec.head_dim)
+
+            def prepare(self, batch: ModelBatch, specs: Sequence[AttentionSpec]) -> Any:
+                shares = []  # of each request: its rows in T, the slots of all its positions, what each row may see
+                for index, (start, end) in enumerate(pairwise(batch.query_start_loc.tolist())):
+                    positions = torch.arange(int(batch.seq_lens[index]))
+                    blocks = batch.block_table[index].long()[positions // self._size]
+                    slots = blocks * self._size + positions % self._size
+                    seen = positions <= batch.positions[start:end, None].cpu()
+                    shares.append((slice(start, end), slots.to(self._device), seen.to(self._device)))
+                return batch.slot_mapping.to(self._device), shares
+
+            def forward(
+                self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, metadata: Any
+            ) -> Tensor:
+                written, shares = metadata
+                kv_cache[written] = torch.stack((k, v), 1)
+                out = torch.empty_like(q)
+                for rows, slots, seen in shares:
+                    parts = [x.transpose(0, 1)[None] for x in (q[rows], *kv_cache[slots].unbind(1))]
+                    attended = F.scaled_dot_product_attention(*parts, seen, scale=spec.scale, enable_gqa=True)
+                    out[rows] = attended[0].transpose(0, 1)  # of [1, num_heads, rows, head_dim]
+                return out
+    """
 
     def kv_shape(self, spec: AttentionSpec, num_blocks: int) -> tuple[int, ...]:
         """Shape of one layer's KV cache; first axis is not assumed by anyone but this backend."""
@@ -78,7 +127,35 @@ class QuantContext:
 
 
 class QuantMethod(Protocol):
-    """Config group `quant`: how a linear layer's weight is kept and applied."""
+    """Config group `quant`: how a linear layer's weight is kept and applied.
+
+    Example::
+
+        import torch
+        import torch.nn.functional as F
+        from core.model.interface import Linear, QuantContext
+        from pydantic import BaseModel, ConfigDict
+
+
+        class Int8:
+            class Settings(BaseModel):
+                model_config = ConfigDict(frozen=True, extra="forbid")
+
+            def __init__(self, settings: Settings, context: QuantContext):
+                self._device, self._dtype = context.device, context.dtype
+
+            def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+                full = weight.to(self._device, torch.float32)
+                scale = full.abs().amax(1).clamp_min(1e-8) / 127  # [out]
+                rounded = (full / scale[:, None]).round().to(torch.int8)
+                scale, bias = scale.to(self._dtype), None if bias is None else bias.to(self._device, self._dtype)
+
+                def apply(x: torch.Tensor) -> torch.Tensor:
+                    product = F.linear(x, rounded.to(x.dtype)) * scale
+                    return product if bias is None else product + bias
+
+                return apply
+    """
 
     def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """`name` is the module's Hugging Face name; `weight` [out, in] in the checkpoint's or the model's dtype."""
@@ -96,7 +173,31 @@ class ModelContext:
 
 
 class Model(Protocol):
-    """Config group `model`: what runs. Weights are loaded by the constructor."""
+    """Config group `model`: what runs. Weights are loaded by the constructor.
+
+    Example::
+
+        from collections.abc import Sequence
+
+        import torch
+        from core.batch import ModelBatch
+        from core.model.decoder import NativeModel
+        from core.model.interface import ModelContext
+        from core.model.model_settings import NativeSettings
+        from pydantic import Field
+
+
+        class Scaled(NativeModel):  # its weights and `attention_specs`
+            class Settings(NativeSettings):
+                logit_scale: float = Field(default=1.0, gt=0)
+
+            def __init__(self, settings: Settings, context: ModelContext):
+                super().__init__(settings, context)
+                self._scale = settings.logit_scale
+
+            def forward(self, batch: ModelBatch, kv_caches: Sequence[torch.Tensor]) -> torch.Tensor:
+                return super().forward(batch, kv_caches) * self._scale
+    """
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
@@ -109,6 +210,67 @@ class Model(Protocol):
         The batch is only read: changes are noticed where it is on the CPU, and fail the request that they come of.
         """
         ...
+
+
+class StepFaults(Protocol):
+    """Where an executor in the engine's process may tell which of the components that it runs did wrong. Groups: "model", …
+
+    All of it may be left alone. The engine checks every result itself, and what a step raises; without this it only knows
+    less: who held up a long step, and whether the model or the sampler made NaN.
+    """
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds, so far, in calls that were told as blocked: a caller of such a call is not blocked as well."""
+        ...
+
+    def call(self, group: str, request_id: str | None, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`method(…)`, timed; what it raises comes out as an error that names the component. `request_id`: for whom it works."""
+        ...
+
+    def watch(self, group: str, seconds: float) -> None:
+        """A call that was not made by `call` took so long. An incident where that is more than `plugins.block_timeout`."""
+        ...
+
+    def note(self, group: str, reason: str) -> None:
+        """The component did wrong: an incident."""
+        ...
+
+    def who(self, group: str) -> str:
+        """The component by name, for a request's error: model=native (plugin models, nonet 1.0)."""
+        ...
+
+    def named_in(self, text: str) -> bool:
+        """Whether an error names a component already."""
+        ...
+
+    def take_incidents(self) -> Sequence[PluginIncident]:
+        """What was told since the last call, to go into `StepResult.incidents`."""
+        ...
+
+
+class NoFaults:
+    """The `StepFaults` of an executor on its own. It keeps nothing."""
+
+    blocked_s = 0.0
+
+    def call(self, group: str, request_id: str | None, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(*args, **kwargs)
+
+    def watch(self, group: str, seconds: float) -> None:
+        """Nothing is told."""
+
+    def note(self, group: str, reason: str) -> None:
+        """Nothing is told."""
+
+    def who(self, group: str) -> str:
+        return group
+
+    def named_in(self, text: str) -> bool:
+        return False
+
+    def take_incidents(self) -> Sequence[PluginIncident]:
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +289,25 @@ class ExecutorContext:
     max_num_running_reqs: int
     progress: Progress
     incidents: Callable[[], tuple[PluginIncident, ...]] = tuple  # of the sampler's processors; go into StepResult
-    faults: Faults = field(default_factory=Faults)  # of what runs with the model; its incidents go there too
+    faults: StepFaults = field(default_factory=NoFaults)  # may be left alone; its incidents go into StepResult, too
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
+    """What a step brought. All but `sampled` may be left out.
+
+    `incidents`: what components did wrong since the last result, from `ExecutorContext.incidents` (the sampler's logits
+    processors) and `ExecutorContext.faults`. Operators are told; no request fails by it.
+
+    `no_numbers`: ids among the errors of `sampled` whose logits were no numbers (NaN, +inf) when the model returned them. Where
+    such a request reads blocks that another one wrote, the KV in them may be wrong: the engine computes all requests again.
+    """
+
     sampled: SamplerOutput
-    forward_s: float = 0.0
-    sample_s: float = 0.0
-    incidents: tuple[PluginIncident, ...] = ()  # of what runs with the model
-    no_numbers: tuple[
-        str, ...
-    ] = ()  # ids of requests whose logits held NaN or +inf; they are among the sampler's errors
+    forward_s: float = 0.0  # seconds
+    sample_s: float = 0.0  # seconds
+    incidents: tuple[PluginIncident, ...] = ()
+    no_numbers: tuple[str, ...] = ()
 
 
 class Submission(Protocol):
@@ -150,7 +319,34 @@ class Submission(Protocol):
 
 
 class Executor(Protocol):
-    """Config group `executor`: where the model and stage 7 run (this process, another, several ranks, a captured graph)."""
+    """Config group `executor`: where the model and stage 7 run (this process, another, several ranks, a captured graph).
+
+    Example::
+
+        import logging
+
+        from core.batch import ModelBatch
+        from core.model.interface import ExecutorContext, Submission
+        from core.model.local_executor import LocalExecutor
+        from core.model.model_settings import LocalExecutorSettings
+        from pydantic import Field
+
+        log = logging.getLogger("acme")
+
+
+        class Logged(LocalExecutor):  # in the engine's own process, with its pool and its sampler
+            class Settings(LocalExecutorSettings):
+                num_tokens: int = Field(default=1024, ge=1, description="of a step that is logged")
+
+            def __init__(self, settings: Settings, context: ExecutorContext):
+                super().__init__(settings, context)
+                self._limit = settings.num_tokens
+
+            def submit(self, batch: ModelBatch) -> Submission:
+                if batch.num_tokens >= self._limit:
+                    log.info("step %d: %d tokens of %d requests", batch.step, batch.num_tokens, batch.num_requests)
+                return super().submit(batch)
+    """
 
     @property
     def device(self) -> str:

@@ -29,7 +29,34 @@ class AdmissionContext:
 
 
 class Admission(Protocol):
-    """Config group `admission`. Called once per request, in the event loop of the front process: must not block."""
+    """Config group `admission`. Called once per request, in the event loop of the front process: must not block.
+
+    Example::
+
+        from core.errors import RequestError
+        from core.request import EngineRequest, SamplingParams
+        from core.stages.admission import AdmissionContext, Open
+        from core.stages.frontend import GenerateRequest, Load
+        from pydantic import Field
+
+
+        class ShortPrompts:
+            class Settings(Open.Settings):
+                max_prompt_tokens: int = Field(default=1000, ge=1)
+
+            def __init__(self, settings: Settings, context: AdmissionContext):
+                self._open, self._limit = Open(settings, context), settings.max_prompt_tokens
+
+            def check_room(self, num_choices: int, load: Load) -> None:
+                self._open.check_room(num_choices, load)
+
+            def admit(
+                self, request: GenerateRequest, prompt_token_ids: list[int], params: SamplingParams, load: Load
+            ) -> tuple[EngineRequest, ...]:
+                if len(prompt_token_ids) > self._limit:
+                    raise RequestError(f"the prompt has more than {self._limit} tokens", param="prompt")
+                return self._open.admit(request, prompt_token_ids, params, load)
+    """
 
     def check_room(self, num_choices: int, load: Load) -> None:
         """Before anything is rendered: is there room for a call of `num_choices` sequences, whatever its prompts are?

@@ -22,7 +22,36 @@ class CompletionContext:
 
 
 class Completion(Protocol):
-    """Config group `completion`. Token side, in the engine process, once per step; stop strings are stage 8's."""
+    """Config group `completion`. Token side, in the engine process, once per step; stop strings are stage 8's.
+
+    Example::
+
+        from collections.abc import Mapping
+
+        from core.batch import SamplerOutput, SchedulerOutput, Verdict
+        from core.request import FinishReason
+        from core.stages.completion import CompletionContext, Standard
+        from pydantic import Field
+
+
+        class Bounded(Standard):
+            class Settings(Standard.Settings):
+                max_output_tokens: int = Field(default=8192, ge=1, description="whatever a client asks for")
+
+            def __init__(self, settings: Settings, context: CompletionContext):
+                super().__init__(settings, context)
+                self._limit = settings.max_output_tokens
+
+            def judge(self, output: SchedulerOutput, sampled: SamplerOutput) -> Mapping[str, Verdict]:
+                verdicts = dict(super().judge(output, sampled))
+                for part in output.scheduled:
+                    verdict = verdicts.get(part.request.request_id, Verdict(()))
+                    kept = verdict.token_ids[: self._limit - part.request.num_output_tokens]
+                    full = part.request.num_output_tokens + len(kept) == self._limit
+                    if kept != verdict.token_ids or (full and verdict.finish_reason is None):
+                        verdicts[part.request.request_id] = Verdict(kept, FinishReason.LENGTH)
+                return verdicts
+    """
 
     def judge(self, output: SchedulerOutput, sampled: SamplerOutput) -> Mapping[str, Verdict]:
         """Which ids each request keeps (cut after an end) and whether it has ended, and why.

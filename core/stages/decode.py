@@ -17,7 +17,36 @@ class DecodeContext:
 
 
 class Decode(Protocol):
-    """Config group `decode`. Called once per step with all requests whose prompt is computed."""
+    """Config group `decode`. Called once per step with all requests whose prompt is computed.
+
+    Example::
+
+        from collections.abc import Mapping, Sequence
+
+        from core.request import Request
+        from core.stages.decode import DecodeContext, num_drafts_left
+        from pydantic import BaseModel, ConfigDict, Field
+
+
+        class Repeats:  # what followed the newest token where it stood before
+            class Settings(BaseModel):
+                model_config = ConfigDict(frozen=True, extra="forbid")
+                num_drafts: int = Field(default=4, ge=1)
+
+            def __init__(self, settings: Settings, context: DecodeContext):
+                self._most, self._max_model_len = settings.num_drafts, context.max_model_len
+
+            def propose(self, requests: Sequence[Request]) -> Mapping[str, tuple[int, ...]]:
+                return {request.request_id: drafts for request in requests if (drafts := self._drafts(request))}
+
+            def _drafts(self, request: Request) -> tuple[int, ...]:
+                *before, newest = [*request.prompt_token_ids, *request.output_token_ids]
+                if newest not in before:
+                    return ()
+                start = len(before) - before[::-1].index(newest)
+                most = min(self._most, num_drafts_left(request, self._max_model_len))
+                return tuple([*before, newest][start : start + most])
+    """
 
     def propose(self, requests: Sequence[Request]) -> Mapping[str, tuple[int, ...]]:
         """Draft token ids per request id, to be verified in the coming step; {} for plain decoding.

@@ -37,7 +37,42 @@ class TextDelta:
 
 
 class Detokenizer(Protocol):
-    """Config group `detokenizer`. Lives in the front process; called once per engine step with all new tokens."""
+    """Config group `detokenizer`. Lives in the front process; called once per engine step with all new tokens.
+
+    Example::
+
+        from collections.abc import Sequence
+        from dataclasses import replace
+
+        from core.outputs import TokenDelta
+        from core.stages.detokenizer import DetokenizerContext, TextDelta
+        from core.stages.incremental import Incremental
+        from pydantic import Field
+
+
+        class Lumps(Incremental):  # its characters and stop strings; `start` is inherited
+            class Settings(Incremental.Settings):
+                min_chars: int = Field(default=0, ge=0, description="of a delta that is not the last")
+
+            def __init__(self, settings: Settings, context: DetokenizerContext):
+                super().__init__(settings, context)
+                self._min_chars = settings.min_chars
+                self._held: dict[str, TextDelta] = {}
+
+            def push(self, deltas: Sequence[TokenDelta]) -> list[TextDelta]:
+                for new in super().push(deltas):
+                    old = self._held.get(new.request_id, TextDelta(new.request_id))
+                    ids, logprobs = old.token_ids + new.token_ids, old.logprobs + new.logprobs
+                    new = replace(new, text=old.text + new.text, token_ids=ids, logprobs=logprobs)
+                    self._held[new.request_id] = new
+                whole = [d for d in self._held.values() if d.finish_reason or len(d.text) >= self._min_chars]
+                return [self._held.pop(delta.request_id) for delta in whole]
+
+            def drop(self, request_ids: Sequence[str]) -> None:
+                super().drop(request_ids)
+                for request_id in request_ids:
+                    self._held.pop(request_id, None)
+    """
 
     def start(self, request: EngineRequest) -> None:
         """Register a sequence."""

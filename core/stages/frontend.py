@@ -127,7 +127,44 @@ class FrontendContext:
 
 
 class Frontend(Protocol):
-    """Config group `frontend`. Built once per process, in the front process."""
+    """Config group `frontend`. Built once per process, in the front process.
+
+    Example::
+
+        import asyncio
+        import sys
+        from contextlib import aclosing
+
+        from core.errors import NonetError
+        from core.request import SamplingParams
+        from core.stages.frontend import FrontendContext, GenerateRequest
+        from core.stages.renderer import TextPrompt
+        from pydantic import BaseModel, ConfigDict, Field
+
+
+        class Lines:
+            class Settings(BaseModel):
+                model_config = ConfigDict(frozen=True, extra="forbid")
+                max_tokens: int = Field(default=32, ge=1)
+
+            def __init__(self, settings: Settings, context: FrontendContext):
+                self._settings, self._front = settings, context.front
+
+            async def run(self) -> None:
+                while line := await asyncio.to_thread(sys.stdin.readline):
+                    print(await self.answer(line.strip()), flush=True)
+
+            async def answer(self, prompt: str) -> str:
+                params, most = SamplingParams(temperature=0), self._settings.max_tokens
+                request, text = GenerateRequest("line", TextPrompt(prompt), params, max_tokens=most), ""
+                try:
+                    async with aclosing(self._front.generate(request)) as deltas:  # closed, it aborts the request
+                        async for output in deltas:
+                            text += output.outputs[0].text
+                except NonetError as error:
+                    return f"error: {error}"
+                return text
+    """
 
     async def run(self) -> None:
         """Serve until stopped; return when drained. Signals are the frontend's own business."""

@@ -42,6 +42,41 @@ class LogitsProcessor(Protocol):
 
     A request's own parameters come as `SamplingParams.extra[name]`, checked at the edge by the model that
     `Component.params` names (a pydantic class in a light module; without one, no request may send any).
+
+    Example::
+
+        from collections.abc import Sequence
+        from typing import TYPE_CHECKING
+
+        from core.batch import SampledRow
+        from core.stages.logits_processor import LogitsProcessorContext
+        from pydantic import BaseModel, ConfigDict, Field
+
+        if TYPE_CHECKING:  # the settings and `Params` are read without it
+            import torch
+
+
+        class Params(BaseModel):
+            model_config = ConfigDict(frozen=True, extra="forbid")
+            tokens: int = Field(ge=1, description="the newest ones, none of which comes again")
+
+
+        class NoRepeat:
+            class Settings(BaseModel):
+                model_config = ConfigDict(frozen=True, extra="forbid")
+                max_tokens: int = Field(default=64, ge=1)
+
+            def __init__(self, settings: Settings, context: LogitsProcessorContext):
+                self._most = settings.max_tokens
+
+            def state(self, row: SampledRow, params: BaseModel | None) -> int | None:
+                return min(params.tokens, self._most) if isinstance(params, Params) else None
+
+            def apply(self, logits: "torch.Tensor", rows: Sequence[SampledRow], states: Sequence[int]) -> None:
+                for index, (row, num_tokens) in enumerate(zip(rows, states, strict=True)):
+                    newest = [*row.output_token_ids, *row.draft_token_ids][-num_tokens:]
+                    if newest:
+                        logits[index, newest] = float("-inf")
     """
 
     def state(self, row: SampledRow, params: BaseModel | None) -> object | None:
@@ -89,12 +124,13 @@ class LogitsChain(Protocol):
     def blame(self, row: SampledRow) -> str:
         """For an error message: the processors that may have spoilt this row, as in ` (after logits_processors=dry)`; else "".
 
-        Counts a failure of the one that did. Raises PluginError where several may have, and other requests share the step.
+        Counts a failure of the one that did. Raises PluginError where other requests share the step: a processor that was
+        called for one of them may have, and the engine runs the step request by request.
         """
         ...
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """These requests ended or were preempted. Unknown ids are ignored."""
+        """These requests ended or were preempted. Unknown ids are ignored. Called beside the sampler, not by it."""
         ...
 
     def incidents(self) -> Sequence[PluginIncident]:

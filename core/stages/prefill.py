@@ -16,7 +16,26 @@ class PrefillContext:
 
 
 class Prefill(Protocol):
-    """Config group `prefill`. Asked by the scheduler once per request that still has a prompt to compute."""
+    """Config group `prefill`. Asked by the scheduler once per request that still has a prompt to compute.
+
+    Example::
+
+        from core.request import Request
+        from core.stages.prefill import PrefillContext
+        from pydantic import BaseModel, ConfigDict, Field
+
+
+        class Shares:
+            class Settings(BaseModel):
+                model_config = ConfigDict(frozen=True, extra="forbid")
+                share: float = Field(default=0.5, gt=0, le=1, description="of what is left of a step, for one prompt")
+
+            def __init__(self, settings: Settings, context: PrefillContext):
+                self._share = settings.share
+
+            def num_tokens(self, request: Request, remaining: int, token_budget: int) -> int:
+                return min(remaining, max(int(token_budget * self._share), 1))
+    """
 
     def num_tokens(self, request: Request, remaining: int, token_budget: int) -> int:
         """How many of `remaining` tokens run in this step; at most `token_budget`; 0 leaves the request for a later step.

@@ -53,7 +53,30 @@ class RendererContext:
 
 
 class Renderer(Protocol):
-    """Config group `renderer`. Called in worker threads of the front process: must be thread-safe."""
+    """Config group `renderer`. Called in worker threads of the front process: must be thread-safe.
+
+    Example::
+
+        from dataclasses import replace
+
+        from core.stages.renderer import ChatPrompt, Prompt, RenderedPrompt, RendererContext
+        from core.stages.text_renderer import Text
+        from pydantic import Field
+
+
+        class Polite(Text):  # its template, tokenizer and checks of parameters
+            class Settings(Text.Settings):
+                system: str = Field(default="Be polite.", description="of chats that bring no system message")
+
+            def __init__(self, settings: Settings, context: RendererContext):
+                super().__init__(settings, context)
+                self._system = {"role": "system", "content": settings.system}
+
+            def render(self, prompt: Prompt) -> RenderedPrompt:
+                if isinstance(prompt, ChatPrompt) and prompt.messages and prompt.messages[0].get("role") != "system":
+                    prompt = replace(prompt, messages=[self._system, *prompt.messages])
+                return super().render(prompt)
+    """
 
     @property
     def tokenizer(self) -> Tokenizer: ...

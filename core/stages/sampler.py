@@ -61,7 +61,37 @@ class Sampler(Protocol):
 
     Seedable; greedy rows are exactly argmax; a row's result does not depend on its batch mates.
     `Component.provides` names the fields of `SAMPLER_FIELDS` that it honours; the front refuses a request that sets another
-    before it is rendered (`core.pipeline.FrontPipeline.check_fields`).
+    before it is rendered (`core.front.request_fields`).
+
+    Example::
+
+        from collections.abc import Sequence
+
+        import torch
+        from core.batch import SamplerOutput, SamplingMetadata
+        from core.stages.sampler import SamplerContext
+        from pydantic import BaseModel, ConfigDict
+
+
+        class Argmax:
+            class Settings(BaseModel):
+                model_config = ConfigDict(frozen=True, extra="forbid")
+
+            def __init__(self, settings: Settings, context: SamplerContext):
+                self._unusable = sorted(context.model.unusable_token_ids)
+
+            def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
+                logits[:, self._unusable] = float("-inf")
+                ids, errors = {}, {}
+                for index, row in zip(metadata.sampled_rows, metadata.rows, strict=True):
+                    if logits[index].amax().isfinite():
+                        ids[row.request_id] = (int(logits[index].argmax()),)
+                    else:
+                        errors[row.request_id] = "no token can be drawn from these logits"
+                return SamplerOutput(ids, errors=errors)
+
+            def forget(self, request_ids: Sequence[str]) -> None:
+                pass
     """
 
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
@@ -69,5 +99,8 @@ class Sampler(Protocol):
         ...
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """These requests ended or were preempted: drop any state kept for them. Unknown ids are ignored."""
+        """These requests ended or were preempted: drop any state kept for them. Unknown ids are ignored.
+
+        The chain of logits processors is told by whoever built the sampler, not by the sampler.
+        """
         ...

@@ -52,6 +52,28 @@ class Scheduler(Protocol):
 
     The engine checks each plan and each answer against its own table of requests. What raises, or cannot be, costs the
     request that it concerns; all others are added to a new scheduler over a new cache, their output kept (`add`).
+
+    Example::
+
+        from collections.abc import Sequence
+
+        from core.request import Request
+        from core.scheduling.policy import Policy, QueueSettings
+        from core.scheduling.queue_scheduler import QueueScheduler
+        from core.stages.scheduler import SchedulerContext
+
+
+        class ShortestFirst(QueueScheduler):  # the methods below, for any policy
+            class Settings(QueueSettings):
+                pass
+
+            def __init__(self, settings: Settings, context: SchedulerContext):
+                super().__init__(settings, context, ByLength())
+
+
+        class ByLength(Policy):
+            def waiting_order(self, waiting: Sequence[Request]) -> Sequence[Request]:
+                return sorted(waiting, key=lambda request: request.num_prompt_tokens)
     """
 
     def add(self, request: Request) -> None:

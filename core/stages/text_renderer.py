@@ -123,7 +123,8 @@ class Text:
         if prompt.tools and not template.uses_tools:
             raise RequestError(
                 f"tools: the chat template of {self._model.name} does not show tools to the model; give one that does with "
-                "renderer.chat_template=<file>",
+                "renderer.chat_template=<file>, such as examples/templates/chatml_tools.jinja for a model that knows ChatML "
+                "(docs/http.md, Tools)",
                 param="tools",
                 code="unsupported",
             )

@@ -73,15 +73,48 @@ class ToolParser(Protocol):
 
     Example::
 
-        class AcmeXml:
+        import json
+        from collections.abc import Mapping, Sequence
+        from typing import Any
+
+        from core.stages.tool_parser import ParsedText, ToolCallDelta, ToolParserContext
+        from pydantic import BaseModel, ConfigDict
+
+
+        class JsonCall:  # an answer that is {"name": …, "parameters": …} and nothing else
             class Settings(BaseModel):
                 model_config = ConfigDict(frozen=True, extra="forbid")
 
             def __init__(self, settings: Settings, context: ToolParserContext):
                 pass
 
-            def stream(self, tools: Sequence[Mapping[str, Any]]) -> ToolStream:
-                return AcmeStream([tool["function"]["name"] for tool in tools])
+            def stream(self, tools: Sequence[Mapping[str, Any]]) -> "JsonStream":
+                return JsonStream([tool["function"]["name"] for tool in tools])
+
+
+        class JsonStream:
+            def __init__(self, names: Sequence[str]):
+                self._names, self._held, self._first = names, list[str](), ""
+
+            def push(self, text: str) -> ParsedText:
+                self._held.append(text)
+                self._first = self._first or text.lstrip()[:1]
+                return ParsedText() if self._first in ("", "{") else self._content()
+
+            def finish(self) -> ParsedText:
+                try:
+                    call = json.loads("".join(self._held))
+                    name, arguments = call["name"], json.dumps(call["parameters"], allow_nan=False)
+                except (ValueError, TypeError, KeyError, RecursionError):
+                    return self._content()
+                is_known = name in self._names
+                return (
+                    ParsedText(tool_calls=(ToolCallDelta(0, None, name, arguments),)) if is_known else self._content()
+                )
+
+            def _content(self) -> ParsedText:
+                held, self._held = self._held, []
+                return ParsedText("".join(held))
     """
 
     def stream(self, tools: Sequence[Mapping[str, Any]]) -> ToolStream:

@@ -1,4 +1,7 @@
-"""Contract suites for every kind of component, which plugins of others pass too, and the fakes they are made with."""
+"""Contract suites for every kind of component, which plugins of others pass too, and the fakes they are made with.
+
+What only our own tests use is in `harness`.
+"""
 
 from __future__ import annotations
 

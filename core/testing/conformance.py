@@ -17,8 +17,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from core.errors import ConfigError
+from core.testing.sweeper import swept_folder
+
 if TYPE_CHECKING:
-    from core.plugins import Provided
+    from core.components import Provided
 
 CHECK_TIMEOUT_S = 60.0
 START_S = 180.0  # for the child to import torch and what is checked
@@ -86,6 +89,15 @@ class Checked:
         return sum(outcome.outcome == "skipped" for outcome in self.outcomes)
 
     @property
+    def skipped(self) -> dict[str, str]:
+        """Check -> why, of the first of its parameters."""
+        found: dict[str, str] = {}
+        for outcome in self.outcomes:
+            if outcome.outcome == "skipped":
+                found.setdefault(outcome.check, outcome.reason.removeprefix("Skipped: "))
+        return found
+
+    @property
     def failed(self) -> list[FailedCheck]:
         by_check: dict[str, list[Outcome]] = {}
         for outcome in self.outcomes:
@@ -95,7 +107,10 @@ class Checked:
 
 
 def check(subject: Subject, timeout: float = CHECK_TIMEOUT_S) -> list[Checked]:
-    """Run every suite on every part of the subject; a check may take `timeout` seconds."""
+    """Run every suite on every part of the subject; a check may take `timeout` seconds.
+
+    Raises ConfigError for an override that is of nothing in the subject.
+    """
     outcomes = list(_outcomes(subject, timeout))
     found: dict[str, Checked] = {}
     for outcome in outcomes:
@@ -107,9 +122,10 @@ def _outcomes(subject: Subject, timeout: float) -> Iterator[Outcome]:
     skip: list[str] = []
     for _ in range(MAX_STARTS):
         with (
-            tempfile.TemporaryDirectory(prefix="nonet-check-", ignore_cleanup_errors=True) as folder,
+            swept_folder("nonet-check-") as (folder, sweeper),
             Child(subject, timeout, skip, folder) as child,
         ):
+            sweeper.kill_with_us(child.pid)
             for outcome in child.outcomes():
                 skip.append(outcome.node)
                 yield outcome
@@ -142,6 +158,10 @@ class Child:
         )
         os.close(write)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def __enter__(self) -> Child:
         return self
 
@@ -159,6 +179,8 @@ class Child:
                 self.began = message
             elif "end" in message and self.began is not None:
                 yield self._ended(message)
+            elif "misuse" in message:
+                raise ConfigError(str(message["misuse"]))
             elif "error" in message:
                 yield Outcome(self._package, "test_it_can_be_checked", "", "failed", str(message["error"]))
             elif "done" in message:

@@ -1,7 +1,8 @@
 """The process in which a plugin is checked: pytest over the suites of a subject, each check told as it begins and ends.
 
 `python -m core.testing.conformance_child REQUEST FD`, in an empty folder; REQUEST is JSON, FD takes a JSON object per line:
-{"begin": node, "subject", "check"}, {"end": node, "outcome", "check", "reason", "detail"}, {"error": reason}, {"done": true}.
+{"begin": node, "subject", "check"}, {"end": node, "outcome", "check", "reason", "detail"}, {"error": reason}, {"done": true};
+{"misuse": reason} alone where the request itself is wrong.
 """
 
 from __future__ import annotations
@@ -121,7 +122,25 @@ def alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def _misuse(subject: Mapping[str, Any]) -> str | None:
+    """What the command line has wrong. What a plugin has wrong, the checks will say."""
+    from core.testing import explain_assertions
+
+    explain_assertions()  # before any of the suites' modules is imported
+    from core.testing.conformance import Subject
+    from core.testing.selection import unusable_override
+
+    try:
+        return unusable_override(Subject.from_dict(subject)) if subject["overrides"] else None
+    except (Exception, SystemExit):
+        return None
+
+
 def main(request: Mapping[str, Any], out: IO[str]) -> int:
+    if problem := _misuse(request["subject"]):
+        reporter = Reporter(out, request["timeout"], frozenset())
+        reporter.tell(misuse=problem)
+        return 0
     folder = Path.cwd()
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     module = folder / "test_conformance.py"

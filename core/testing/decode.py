@@ -16,8 +16,8 @@ import pytest
 from core.request import Request
 from core.stages.decode import Decode, DecodeContext, num_drafts_left
 from core.testing.contract import Contract
+from core.testing.fake_loop import assert_complete, fake_engine, random_requests
 from core.testing.fakes import Limits, make_request, snapshot
-from core.testing.scheduling import assert_complete, fake_engine, random_requests
 
 MAX_MODEL_LEN = 128
 

@@ -80,7 +80,7 @@ def make_engine(
         make_prefill=prefill or partial(Chunked, chunked, PrefillContext(budget)),
         make_decode=decode or partial(Plain, Plain.Settings(), DecodeContext(MAX_MODEL_LEN)),
         make_scheduler=partial(scheduler, settings),
-        limits=settings,
+        step_limits=settings,
         clock=faults.clock,
     )
     pipeline = blueprint.build(faults)

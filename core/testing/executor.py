@@ -19,8 +19,8 @@ from core.scheduling.policy import QueueSettings
 from core.testing.batches import Share, batch_of
 from core.testing.contract import Contract
 from core.testing.engines import engine_request, make_engine
+from core.testing.fake_loop import fcfs
 from core.testing.fakes import VOCAB_SIZE
-from core.testing.scheduling import fcfs
 from core.testing.toy_model import BLOCK_SIZE, Toy, ids_of, toy_next, toy_output
 
 NUM_BLOCKS = 40

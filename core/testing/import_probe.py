@@ -22,8 +22,9 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from core.components import PluginRecord
 from core.loading.listing import HEAVY
-from core.plugins import BUILTINS, ENTRY_POINT_GROUP, PluginRecord, Plugins, load_plugins
+from core.plugins import BUILTINS, ENTRY_POINT_GROUP, Plugins, distribution_of, load_plugins
 
 
 def others_than(plugin: str) -> tuple[str, ...]:
@@ -31,7 +32,7 @@ def others_than(plugin: str) -> tuple[str, ...]:
     if plugin in BUILTINS:
         return ("all",)
     points = entry_points(group=ENTRY_POINT_GROUP)
-    own = {canonicalize_name(p.dist.metadata["Name"] or "") for p in points if p.name == plugin and p.dist is not None}
+    own = {canonicalize_name(distribution_of(p.dist)[0]) for p in points if p.name == plugin}
     return tuple({p.name for p in points if p.name != plugin and canonicalize_name(p.name) not in own})
 
 

@@ -11,7 +11,7 @@ from core.errors import GenerationError
 from core.isolation.front import FrontLimits
 from core.outputs import PluginIncident, RequestOutput
 from core.stages.frontend import GenerateRequest
-from core.testing.fronts import FrontHarness, ids_of, oracle, request, text_of
+from core.testing.harness.fronts import FrontHarness, ids_of, oracle, request, text_of
 
 MARK = 49  # first token of the victim's prompt
 VICTIM_PROMPT = (MARK, 9, 10)

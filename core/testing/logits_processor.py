@@ -23,11 +23,12 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from core.batch import SampledRow
+from core.isolation.faults import ComponentName
 from core.logits.chain import ProcessorChain
 from core.logits.rows import Member
 from core.model.tokenizer import Tokenizer
 from core.request import SamplingParams
-from core.stages.logits_processor import LogitsProcessor, LogitsProcessorContext, parsed_params
+from core.stages.logits_processor import GROUP, LogitsProcessor, LogitsProcessorContext, parsed_params
 from core.testing.contract import Contract
 from core.testing.params_examples import FIELD_EXAMPLES, least_values
 from core.testing.sampler_reference import spec_of
@@ -299,9 +300,7 @@ def chain_of(
     quarantine_after: int = 3,
 ) -> ProcessorChain:
     """The framework's own chain with one processor."""
-    member = Member(
-        name, "test, test 1.0", f"logits_processors={name} (plugin test, test 1.0)", processor, params, provides
-    )
+    member = Member(ComponentName(GROUP, name, "test, test 1.0"), processor, params, provides)
     return ProcessorChain([member], quarantine_after=quarantine_after)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from core.hookspecs import STAGES
+from core.components import STAGES
 from core.model.spec import ModelFiles, ModelSpec
 from core.observers import Named, Observer, ObserverContext, Observers
 from core.outputs import RequestRecord, StageSpan, StepStats, Timings, Usage

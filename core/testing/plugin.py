@@ -22,36 +22,19 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from core.capabilities import malformed
+from core.capabilities import malformed, unknown_words
+from core.components import CHAINS, GROUPS, PluginRecord, Provided, import_target
 from core.config.compose import compose
-from core.config.files import CONFIG_DIR, FREE_GROUPS
-from core.config.keys import validated
+from core.config.files import FREE_GROUPS
+from core.contracts import CONTRACTS
 from core.errors import NonetError, near_matches
-from core.hookspecs import API_VERSION, CHAINS, GROUPS
+from core.hookspecs import API_VERSION
 from core.loading.api import LITERAL, check_api, declared_literal
-from core.plugins import ENTRY_POINT_GROUP, PluginRecord, Plugins, Provided, import_target, load_plugins
-from core.settings import Settings, settings_class
+from core.plugins import ENTRY_POINT_GROUP, Plugins, load_plugins
+from core.settings import settings_class
 from core.testing.import_probe import others_than, record_of
+from core.testing.selection import selected_values
 
-CONTRACTS = {
-    "frontend": "core.stages.frontend:Frontend",
-    "renderer": "core.stages.renderer:Renderer",
-    "admission": "core.stages.admission:Admission",
-    "scheduler": "core.stages.scheduler:Scheduler",
-    "prefill": "core.stages.prefill:Prefill",
-    "decode": "core.stages.decode:Decode",
-    "sampler": "core.stages.sampler:Sampler",
-    "detokenizer": "core.stages.detokenizer:Detokenizer",
-    "completion": "core.stages.completion:Completion",
-    "model": "core.model.interface:Model",
-    "attention": "core.model.interface:AttentionBackend",
-    "quant": "core.model.interface:QuantMethod",
-    "cache": "core.cache.kv_cache:KVCache",
-    "executor": "core.model.interface:Executor",
-    "tool_parser": "core.stages.tool_parser:ToolParser",
-    "logits_processors": "core.stages.logits_processor:LogitsProcessor",
-    "observers": "core.observers:Observer",
-}
 OURS = frozenset({"core", "plugins", "configs"})
 PROBE_S = 60.0
 MAX_SUMMARY = 120  # characters
@@ -172,11 +155,12 @@ class PluginContract:
 
     def test_each_component_has_the_methods_of_its_contract(self, provided: list[Provided]) -> None:
         for who, one, cls in self.classes(provided):
-            module, _, name = CONTRACTS[one.group].partition(":")
+            protocol = CONTRACTS[one.group].protocol
+            module, _, name = protocol.partition(":")
             contract = vars(getattr(importlib.import_module(module), name))
             wanted = [method for method, value in contract.items() if inspect.isfunction(value) and method[0] != "_"]
             missing = [method for method in wanted if not callable(getattr(cls, method, None))]
-            assert not missing, f"{who}: {cls.__name__} has no method {missing[0]} ({CONTRACTS[one.group]})"
+            assert not missing, f"{who}: {cls.__name__} has no method {missing[0]} ({protocol})"
 
     def test_each_component_can_be_selected(self, plugins: Plugins, provided: list[Provided]) -> None:
         for one in provided:
@@ -188,6 +172,11 @@ class PluginContract:
             assert not problems, f"{one.group}={one.component.name}: {problems[0]}"
             odd = [word for word in one.component.provides if not re.fullmatch(r"[a-z]\w*", word)]
             assert not odd, f"{one.group}={one.component.name}: provides {odd[0]!r}, which is no word"
+
+    def test_words_are_known(self, plugins: Plugins, record: PluginRecord) -> None:
+        """One that nobody provides refuses every pipeline, or none: it is misspelt, or of a plugin that is not installed."""
+        unknown = unknown_words(record, plugins)
+        assert not unknown, unknown[0]
 
     def test_parameters_of_requests_are_checked(self, provided: list[Provided]) -> None:
         for one in provided:
@@ -233,19 +222,3 @@ def config_files(package: str) -> list[Path]:
     assert spec is not None and spec.origin is not None, f"{package} has no __init__.py, so its files are not found"
     folder = Path(spec.origin).parent
     return sorted(path.relative_to(folder) for path in folder.rglob("*.yaml"))
-
-
-def selected_values(
-    group: str, option: str, plugins: Plugins, overrides: tuple[str, ...] = ()
-) -> tuple[str, dict[str, Any]]:
-    """Name of the component that an option selects, and its values as config composes them, checked against its settings.
-
-    Of `overrides`, those of the group count, and folders of config. Raises ConfigError or PluginError.
-    """
-    selecting = f"{group}=[{option}]" if group in CHAINS else f"{group}={option}"
-    own = [text for text in overrides if text.lstrip("+~").startswith((f"{group}.", CONFIG_DIR))]
-    config = compose([selecting, *own], plugins)
-    settings = Settings.from_config(config.values)
-    chosen = settings.chains[group][-1] if group in CHAINS else settings.groups[group]
-    validated(settings_class(plugins.find(group, chosen.name)), chosen.values, group)
-    return chosen.name, chosen.values

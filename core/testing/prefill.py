@@ -12,8 +12,8 @@ import pytest
 
 from core.stages.prefill import Prefill, PrefillContext
 from core.testing.contract import Contract
+from core.testing.fake_loop import assert_complete, fake_engine, random_requests
 from core.testing.fakes import Limits, make_request, snapshot
-from core.testing.scheduling import assert_complete, fake_engine, random_requests
 
 BUDGETS = pytest.mark.parametrize("budget", [1, 7, 64, 2048])
 LENGTHS = (1, 5, 64, 500, 9000, 20_000)  # tokens of a prompt

@@ -317,7 +317,7 @@ class SamplerContract(Contract):
             (given,) = found.logprobs[row.request_id]
             assert given.logprob == pytest.approx(wanted.logprob, abs=1e-4), "log-probabilities are the model's own"
         sampler.forget(["a", "b"])
-        assert chain.forgotten == ["a", "b"], "the processors are not told which requests ended"
+        assert not chain.forgotten, "the framework tells the processors which requests ended"
 
     def test_rows_are_left_as_they_are(self) -> None:
         """Their lists are the requests' own."""

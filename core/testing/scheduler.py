@@ -20,8 +20,8 @@ from core.stages.prefill import Chunked, Prefill, PrefillContext, Whole
 from core.stages.scheduler import Counts, Scheduler, SchedulerContext
 from core.testing.clocks import trap_clocks
 from core.testing.contract import Contract
+from core.testing.fake_loop import BLOCK_SIZE, assert_complete, fake_engine, random_requests
 from core.testing.fakes import FakeDrafts, FakeEngine, Limits, assert_right_output, expected_ids, make_request
-from core.testing.scheduling import BLOCK_SIZE, assert_complete, fake_engine, random_requests
 
 OVERLAP = pytest.mark.parametrize("num_in_flight", [0, 1, 2], ids=["synchronous", "overlap", "deep overlap"])
 

@@ -7,32 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from core.components import PluginRecord, Provided, import_target
+from core.contracts import CONTRACTS
 from core.errors import NonetError
-from core.plugins import PluginRecord, Plugins, Provided, import_target, load_plugins
+from core.plugins import Plugins, load_plugins
 from core.testing.conformance import Subject
 from core.testing.import_probe import others_than, record_of
-from core.testing.plugin import PluginContract, selected_values
-
-SUITES: Mapping[str, tuple[str, ...]] = {
-    "frontend": ("core.testing.frontend:FrontendContract",),
-    "renderer": ("core.testing.renderer:RendererContract",),
-    "admission": ("core.testing.admission:AdmissionContract",),
-    "scheduler": ("core.testing.scheduler:SchedulerContract",),
-    "prefill": ("core.testing.prefill:PrefillContract",),
-    "decode": ("core.testing.decode:DecodeContract",),
-    "sampler": ("core.testing.sampler:SamplerContract",),
-    "detokenizer": ("core.testing.detokenizer:DetokenizerContract",),
-    "completion": ("core.testing.completion:CompletionContract",),
-    "model": ("core.testing.model:ModelContract",),
-    "attention": ("core.testing.attention:AttentionContract",),
-    "quant": ("core.testing.quant:QuantContract",),
-    "cache": ("core.testing.cache:CacheContract",),
-    "executor": ("core.testing.executor:ExecutorContract",),
-    "tool_parser": ("core.testing.tool_parser:ToolParserContract",),
-    "logits_processors": ("core.testing.logits_processor:LogitsProcessorContract",),
-    "observers": ("core.testing.observer:ObserverContract",),
-}
-"""Suites of each config group."""
+from core.testing.plugin import PluginContract
+from core.testing.selection import selected_values
 
 OPTIONAL: Mapping[tuple[str, str], str] = {("cache", "prefix_sharing"): "core.testing.cache:PrefixSharingContract"}
 """(group, word that a component provides) -> a further suite."""
@@ -89,7 +71,7 @@ def _component(one: Provided, plugins: Plugins, subject: Subject) -> dict[str, t
     optional = [
         path for (group, word), path in OPTIONAL.items() if group == one.group and word in one.component.provides
     ]
-    suites = [*SUITES[one.group], *optional]
+    suites = [CONTRACTS[one.group].suite, *optional]
     return {_class_name(one.group, one.component.name, path): _suite(path, words) for path in suites}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from core.components import CHAINS
 from core.errors import ConfigError
 from core.observers import ObserverContext
 from core.outputs import RequestRecord, StageSpan, StepStats
@@ -24,6 +25,8 @@ PRIVATE = 0o600  # a trace says who asked how much
 
 class JsonLines:
     """Appends. Each line has `kind` (start, request, step) and `time` (of day, in seconds); null is what never came.
+    The `start` line says which pipeline the next lines are of; it is written once the front runs, so a start that was
+    refused leaves none.
 
     Past `max_bytes` the file becomes `<path>.1`, in place of the one before. A failed write loses its lines, and counts
     as a failure of the observer. Raises ConfigError where the file cannot be opened.
@@ -44,9 +47,11 @@ class JsonLines:
         self._flushed_at = time.monotonic()
         self._encode = msgspec.json.Encoder().encode
         self._held = 0  # bytes in `_lines`
+        self._front_runs = False
+        self._begun = False  # the start line is in the file
+        self._size = 0
         try:
             self._file = _appending(settings.path)
-            self._size = self._begin()
         except OSError as error:
             advice = "name another with observers.jsonl.path=…"
             raise ConfigError(
@@ -54,16 +59,20 @@ class JsonLines:
             ) from None
 
     def step_finished(self, stats: StepStats) -> None:
+        self._front_runs = True
         if self._settings.steps and stats.num_requests:
             self._add("step", time.time(), msgspec.structs.asdict(stats))
 
     def request_finished(self, record: RequestRecord) -> None:
+        self._front_runs = True
         if self._settings.requests:
             clock = WallClock()
             ended = clock.seconds(record.spans[-1].end) if record.spans else time.time()
             self._add("request", ended, request_row(record, clock))
 
     def flush(self) -> None:
+        if self._front_runs and not self._begun:
+            self._begin()
         if self._lines and time.monotonic() - self._flushed_at >= self._settings.flush_interval:
             self._write()
 
@@ -89,6 +98,10 @@ class JsonLines:
         self._lines.clear()
         self._held = 0
         self._flushed_at = time.monotonic()
+        if not self._front_runs:
+            return
+        if not self._begun:
+            self._begin()
         if self._size and self._size + len(data) > self._settings.max_bytes:
             self._rotate()
         self._size += _written(self._file, data)
@@ -99,13 +112,15 @@ class JsonLines:
         file = _appending(path)
         self._file.close()
         self._file = file
-        self._size = self._begin()
+        self._begin()
 
-    def _begin(self) -> int:
-        """Say which pipeline the lines are of, on a line of its own whatever was there. Returns the file's size."""
+    def _begin(self) -> None:
+        """Say which pipeline the lines are of, on a line of its own whatever was there."""
         size = self._file.seek(0, os.SEEK_END)
         line = self._encode({**self._start, "time": time.time()}) + b"\n"
-        return size + _written(self._file, line if _ends_with_newline(self._settings.path, size) else b"\n" + line)
+        head = b"" if _ends_with_newline(self._settings.path, size) else b"\n"
+        self._size = size + _written(self._file, head + line)
+        self._begun = True
 
 
 def request_row(record: RequestRecord, clock: WallClock) -> dict[str, Any]:
@@ -136,7 +151,15 @@ def _span_row(span: StageSpan, clock: WallClock) -> dict[str, Any]:
 
 
 def _pipeline(context: ObserverContext) -> dict[str, Any]:
-    parts = {part.group: f"{part.provided.component.name} ({part.wheel})" for part in context.description.parts}
+    """By group who it is; a chain has a list, in its order."""
+    parts: dict[str, str | list[str]] = {group: [] for group in CHAINS}
+    for part in context.description.parts:
+        who = f"{part.provided.component.name} ({part.wheel})"
+        chain = parts.get(part.group)
+        if isinstance(chain, list):
+            chain.append(who)
+        else:
+            parts[part.group] = who
     return {"model": context.model.name, "parts": parts}
 
 

@@ -39,6 +39,13 @@ class OtelSettings(BaseModel):
         return self
 
 
+def _lacking(error: ModuleNotFoundError) -> str:
+    """The OTLP exporter is a distribution of its own, and may be what is missing beside the SDK."""
+    missing = error.name or "opentelemetry"
+    part = "the OTLP/HTTP exporter" if ".exporter" in missing else "the OpenTelemetry SDK"
+    return f"{part} is not installed (no module {missing})"
+
+
 class OpenTelemetry:
     """Spans leave through a bounded queue and a thread of the SDK's: a collector that is down or slow loses spans, no more.
 
@@ -52,7 +59,7 @@ class OpenTelemetry:
             from plugins.observers.otel_spans import SpanWriter
         except ModuleNotFoundError as error:
             raise PluginError(
-                f"observers=otel needs the OpenTelemetry SDK ({error}); install it with: pip install 'nonet[otel]'"
+                f"observers=otel: {_lacking(error)}; pip install opentelemetry-exporter-otlp-proto-http, which brings the SDK"
             ) from error
         self._writer = SpanWriter(settings, context)
 

@@ -20,6 +20,7 @@ from opentelemetry.util.types import AttributeValue
 from core.observers import ObserverContext
 from core.outputs import RequestRecord, StageSpan
 from core.version import nonet_version
+from plugins.observers.otel_export import TellingExporter
 from plugins.observers.wall_clock import WallClock
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _provider(settings: OtelSettings) -> TracerProvider:
     headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
     exporter = OTLPSpanExporter(endpoint=settings.endpoint, headers=headers, timeout=settings.timeout)
     processor = BatchSpanProcessor(
-        exporter,
+        TellingExporter(exporter, settings.endpoint),
         max_queue_size=settings.max_queue_spans,
         schedule_delay_millis=1000 * settings.interval,
         max_export_batch_size=settings.max_batch_spans,

@@ -53,4 +53,3 @@ class Greedy:
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing is kept here."""
-        self._processors.forget(request_ids)

@@ -78,7 +78,6 @@ class Standard:
 
     def forget(self, request_ids: Sequence[str]) -> None:
         self._penalties.forget(request_ids)
-        self._processors.forget(request_ids)
 
     def _sample_rows(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         rows = sampled_logits(logits, metadata.sampled_rows)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from core.components import CHAINS
 from core.errors import ConfigError
-from core.hookspecs import CHAINS
 from core.session import open_session
 
 GLOBAL = "# @package _global_\n"
@@ -155,6 +155,14 @@ def test_mistakes_in_a_file(folder, text, expected):
         open_session(preset(folder, text))
     assert expected.replace("FOLDER", str(folder)) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_null_drops_nothing_silently(folder, chain):
+    with pytest.raises(ConfigError, match=re.escape(f"write `- override /{chain}: []`")) as caught:
+        open_session(preset(folder, f"{chain}: null\n"))
+    assert "preset/mine.yaml" in str(caught.value)
+    assert members(preset(folder, f"defaults:\n  - override /{chain}: []\n"), chain) == []
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from core.assembly import describe
+from core.components import CHAINS, GROUPS, STAGES
 from core.config.compose import compose
 from core.errors import ConfigError, NonetError, PluginError
-from core.hookspecs import CHAINS, GROUPS, STAGES
 from core.plugins import load_plugins
 from core.session import open_session
 from core.settings import Settings
@@ -222,7 +222,7 @@ def test_what_the_selected_sampler_would_ignore_is_refused_by_name(plugins):
 
     description = describe(Settings.from_config(compose(["sampler=greedy"], plugins).values), plugins)
     fields_of_request = RequestFields(description, plugins)
-    check = lambda **fields: fields_of_request(SamplingParams(**fields))  # noqa: E731
+    check = lambda **fields: fields_of_request.check(SamplingParams(**fields))  # noqa: E731
     check(temperature=0.0, top_p=0.5)
     check()
     with pytest.raises(RequestError, match="sampler=greedy; serve with sampler=standard") as caught:

@@ -18,9 +18,9 @@ import yaml
 from pydantic import BaseModel
 
 from core.assembly import describe
+from core.components import CHAINS, GROUPS
 from core.config.compose import compose
 from core.errors import ConfigError
-from core.hookspecs import CHAINS, GROUPS
 from core.plugins import Plugins, load_plugins
 from core.session import open_session
 from core.settings import ModelSettings, PluginSettings, ProcessSettings, Settings, settings_class

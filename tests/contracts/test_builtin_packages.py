@@ -1,11 +1,9 @@
-"""Our own modules with hooks are what every plugin package must be; and each group has a suite."""
+"""Our own modules with hooks are what every plugin package must be."""
 
 from __future__ import annotations
 
-from core.hookspecs import CHAINS, GROUPS
 from core.plugins import BUILTINS
-from core.testing.plugin import CONTRACTS, PluginContract
-from core.testing.suites import SUITES
+from core.testing.plugin import PluginContract
 
 
 def _class(module: str) -> type:
@@ -13,7 +11,3 @@ def _class(module: str) -> type:
 
 
 globals().update({f"Test_{module.replace('.', '_')}": _class(module) for module in BUILTINS})
-
-
-def test_every_group_has_a_contract_and_a_suite() -> None:
-    assert set(SUITES) == set(CONTRACTS) == {*GROUPS, *CHAINS}

@@ -16,9 +16,9 @@ from core.client import EngineClient, EngineProcessSettings, EngineStatus, Inlin
 from core.errors import ConfigError, EngineDeadError, ModelFileError, NonetError, OverloadedError, PluginError
 from core.outputs import StepOutput
 from core.request import EngineRequest, FinishReason, SamplingParams
-from core.testing.fake_engine import FakeEngineLoop, build, fake_tokens
+from core.testing.harness.fake_engine import FakeEngineLoop, build, fake_tokens
 
-FACTORY = "core.testing.fake_engine:build"
+FACTORY = "core.testing.harness.fake_engine:build"
 Make = Callable[..., EngineClient]
 
 

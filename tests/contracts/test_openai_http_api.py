@@ -19,7 +19,7 @@ from core.pipeline import PipelineDescription
 from core.request import FinishReason
 from core.stages.frontend import FrontendContext
 from core.testing.fake_front import FakeFront, Script
-from core.testing.serving import serving, wait_until
+from core.testing.harness.frontend_thread import serving, wait_until
 from plugins.frontends.openai_http import OpenAIHttp
 
 HELLO = [{"role": "user", "content": "Hello"}]

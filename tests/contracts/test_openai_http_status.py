@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator
 
 import httpx
+import msgspec
 import pytest
 
-from core.hookspecs import API_VERSION, GROUPS
+from core.components import GROUPS
+from core.hookspecs import API_VERSION
 from core.metrics import Metrics
 from core.observers import ObserverContext
 from core.outputs import PluginIncident
@@ -17,7 +19,7 @@ from core.pipeline import PipelineDescription
 from core.session import open_session
 from core.stages.frontend import FrontendContext
 from core.testing.fake_front import FakeFront
-from core.testing.serving import serving
+from core.testing.harness.frontend_thread import serving
 from core.version import nonet_version
 from plugins.frontends.openai_http import OpenAIHttp
 
@@ -78,6 +80,16 @@ def test_every_part_has_its_row_in_order(server, front, description):
     assert len({row["settings_hash"] for row in found}) == len(found)
 
 
+def test_metrics_count_what_failed_and_what_was_switched_off(server, front):
+    assert "nonet_plugin_failures_total{" not in get(server, "/metrics").text
+    front.reported = [BROKEN, SHAKY]
+    text = get(server, "/metrics").text
+    for group, name, failures, off in (("logits_processors", "dry", 3, 1), ("sampler", "standard", 1, 0)):
+        assert f'nonet_plugin_failures_total{{group="{group}",name="{name}"}} {failures}.0\n' in text
+        assert f'nonet_plugin_quarantined{{group="{group}",name="{name}"}} {off}.0\n' in text
+    assert "secret detail" not in text
+
+
 def test_the_answer_is_these_two_and_says_which_model(server, front, description):
     body = get(server, "/plugins").json()
     assert set(body) == {"pipeline_hash", "plugins"}
@@ -95,6 +107,12 @@ def test_failures_and_quarantine_are_shown_on_the_rows_they_concern(server, fron
     assert state.pop(("logits_processors", "dry")) == ("quarantined", 3, "secret detail")
     assert state.pop(("sampler", "standard")) == ("running", 1, "NaN in row 2")
     assert set(state.values()) == {("running", 0, None)}
+
+
+def test_words_that_have_no_utf8_form_do_not_hide_the_others(server, front):
+    front.reported = [msgspec.structs.replace(SHAKY, reason="odd \ud800")]
+    row = next(row for row in rows(server) if row["stage"] == "sampler")
+    assert row["reason"] == "odd ?"
 
 
 def test_health_names_what_is_switched_off_and_says_no_more(server, front):

@@ -16,7 +16,7 @@ from core.request import FinishReason
 from core.stages.frontend import FrontendContext
 from core.stages.tool_parser import ParsedText, ToolCallDelta
 from core.testing.fake_front import FakeFront, Script
-from core.testing.serving import serving, wait_until
+from core.testing.harness.frontend_thread import serving, wait_until
 from plugins.frontends.openai_http import OpenAIHttp
 from plugins.tool_parsers.hermes import Hermes, HermesStream
 

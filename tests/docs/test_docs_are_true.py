@@ -9,7 +9,7 @@ import pytest
 
 from core import docs
 from core.cli import COMMANDS
-from core.hookspecs import GROUPS, STAGES
+from core.components import GROUPS, STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(

@@ -7,8 +7,12 @@ import re
 from pathlib import Path
 
 from core.commands.plugins_check import FLAGS, VALUED
-from core.hookspecs import CHAINS, GROUPS
-from core.testing.suites import SUITES
+from core.components import CHAINS, GROUPS
+from core.contracts import CONTRACTS
+from core.outputs import StepStats
+from core.testing.observer import record
+from plugins.observers.jsonl import request_row
+from plugins.observers.wall_clock import WallClock
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "testing.md").read_text(encoding="utf-8")
 
@@ -20,7 +24,8 @@ def rows() -> dict[str, tuple[str, str, str]]:
 
 def test_every_group_is_there_with_its_suite():
     assert list(rows()) == [*GROUPS, *CHAINS]
-    assert {group: (f"{module}:{name}",) for group, (module, name, _) in rows().items()} == dict(SUITES)
+    found = {group: f"{module}:{name}" for group, (module, name, _) in rows().items()}
+    assert found == {group: promise.suite for group, promise in CONTRACTS.items()}
 
 
 def test_attributes_are_those_of_the_suites():
@@ -34,3 +39,17 @@ def test_attributes_are_those_of_the_suites():
 def test_every_option_is_explained():
     for option in (*VALUED, *FLAGS):
         assert f"`{option}" in PAGE, option
+
+
+def test_no_number_of_checks_is_printed_that_would_grow_old():
+    assert "… checks" in PAGE and not re.search(r"\d+ checks", PAGE)
+
+
+def test_fields_of_jsonl_lines_are_those_that_are_written():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(start|request|step)` \|.*?\| (.*) \|$", page, flags=re.M))
+    steps = set(re.findall(r"`(\w+)`", rows["step"]))
+    assert steps == set(StepStats.__struct_fields__)
+    for field in request_row(record(), WallClock()):
+        assert f"`{field}`" in rows["request"], field
+    assert {"`version`", "`model`", "`parts`"} <= set(re.findall(r"`\w+`", rows["start"]))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from core.testing.site import ENVIRON, ROOT, Site, build_nonet
+from core.testing.harness.site import ENVIRON, ROOT, Site, build_nonet
 
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(900)]
 

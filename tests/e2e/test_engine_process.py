@@ -30,7 +30,7 @@ from core.border.child import EngineChild
 from core.client import EngineProcessSettings, EngineStatus, ProcessClient
 from core.errors import ConfigError, EngineDeadError, OverloadedError, PluginError, RequestError
 from core.request import EngineRequest, FinishReason, SamplingParams
-from core.testing.fake_engine import fake_tokens
+from core.testing.harness.fake_engine import fake_tokens
 from core.version import nonet_version
 from core.wire import (
     Add,
@@ -48,7 +48,7 @@ from core.wire import (
     encode,
 )
 
-FACTORY = "core.testing.fake_engine:build"
+FACTORY = "core.testing.harness.fake_engine:build"
 ROOT = Path(__file__).resolve().parents[2]
 Make = Callable[..., ProcessClient]
 
@@ -331,7 +331,7 @@ from core.client import ProcessClient
 from core.request import EngineRequest, SamplingParams
 
 async def main():
-    client = ProcessClient(sys.argv[1], _factory="core.testing.fake_engine:build")
+    client = ProcessClient(sys.argv[1], _factory="core.testing.harness.fake_engine:build")
     starting = asyncio.create_task(client.start())
     while client.pid is None:
         await asyncio.sleep(0.001)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from core.testing.server import RunningServer
+from core.testing.harness.server import RunningServer
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "data" / "gguf" / "tiny-h128-Q4_0.gguf"

@@ -19,10 +19,10 @@ from core.front.front import Front
 from core.model import sources
 from core.model.spec import ModelFiles
 from core.session import Session, open_session, start_front
-from core.testing.serving import wait_until
+from core.testing.harness.frontend_thread import wait_until
 
 TINY = Path(__file__).parents[1] / "data" / "gguf" / "tiny-h128-Q4_0.gguf"
-FACTORY = "core.testing.fake_engine:build"
+FACTORY = "core.testing.harness.fake_engine:build"
 START_S = 60.0  # a start takes a few seconds; a loaded machine gets more
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from core.model.spec import ModelFiles
 from core.model.tokenizer import load_tokenizer
-from core.testing.pipelines import call, running
+from core.testing.harness.pipelines import call, running
 
 DATA = Path(__file__).parents[1] / "data" / "gguf"
 LINES: list[str] = json.loads((DATA / "tokenizer_lines.json").read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ from core.model.spec import ModelFiles
 from core.model.tokenizer import load_tokenizer
 from core.stages.renderer import ChatPrompt, Prompt, RendererContext, TextPrompt
 from core.stages.text_renderer import Text
-from core.testing.pipelines import Answered, call, running
+from core.testing.harness.pipelines import Answered, call, running
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1800)]
 

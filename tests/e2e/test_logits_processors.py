@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from core.commands import generate
-from core.testing.http_calls import completion_body
-from core.testing.served_pipelines import Served, served_tiny
-from core.testing.serving import wait_until
+from core.testing.harness.frontend_thread import wait_until
+from core.testing.harness.http_calls import completion_body
+from core.testing.harness.served_pipelines import Served, served_tiny
 from core.testing.tiny_models import make_tiny_model
 from core.testing.tokenizers import byte_level_bpe
 from plugins.logits_processors.dry import Dry

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,18 @@ import pytest
 
 from core.assembly import build_frontend, describe
 from core.capabilities import installed
+from core.commands import plugins_matrix
 from core.commands.plugins_matrix import Cell, cells, run
+from core.components import CHAINS
 from core.config.compose import compose
 from core.errors import ConfigError
-from core.hookspecs import CHAINS
 from core.metrics import Metrics
 from core.plugins import load_plugins
 from core.settings import Settings
 from core.stages.frontend import Frontend, FrontendContext
 from core.stages.renderer import ChatPrompt, TokenPrompt
-from core.testing.pairs import Item, Pair, covering, pairs_of
-from core.testing.pipelines import RunningPipeline, call, running
+from core.testing.harness.pairs import Item, Pair, covering, pairs_of
+from core.testing.harness.pipelines import RunningPipeline, call, running
 from core.testing.tiny_models import make_tiny_model
 from core.testing.tokenizers import CHATML
 
@@ -91,11 +93,35 @@ def test_the_table_and_its_json_say_the_same(capsys: pytest.CaptureFixture[str])
     assert (table.count("  +"), table.count("  -")) == (works.count(True), works.count(False))
     assert all(one["works"] is (one["reason"] == "") for one in found["pairs"])
     assert all(one["reason"] in printed for one in found["pairs"])
+    assert printed.splitlines()[-1] == "built-in components only; --all adds those of installed plugins"
+    assert run(["--all"]) == 0
+    assert "built-in components only" not in capsys.readouterr().out
 
 
 def test_the_command_refuses_an_argument_it_does_not_know() -> None:
     with pytest.raises(ConfigError, match="usage: plugins matrix"):
         run(["--every"])
+
+
+def test_components_by_name_meet_all_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["scheduler=fcfs", "sampler=greedy"]) == 0
+    lines = capsys.readouterr().out.partition("\n\n")[0].splitlines()
+    expected = {
+        f"{'+' if cell.works else '-'} {' with '.join(names)}"
+        for cell in CELLS
+        for names in permutations((f"{cell.first.group}={cell.first.name}", f"{cell.second.group}={cell.second.name}"))
+        if names[0] in ("scheduler=fcfs", "sampler=greedy")
+    }
+    assert set(lines) == expected - {"+ sampler=greedy with scheduler=fcfs"}
+    with pytest.raises(ConfigError, match="did you mean scheduler=fcfs"):
+        run(["scheduler=fcfz"])
+
+
+def test_more_components_than_a_table_can_show_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins_matrix, "MAX_COMPONENTS", 3)
+    with pytest.raises(ConfigError, match="name those you ask about, as in plugins matrix --all observers="):
+        run([])
+    assert run(["scheduler=fcfs"]) == 0
 
 
 # Every no is refused

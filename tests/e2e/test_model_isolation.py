@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,18 @@ import pytest
 import torch
 
 from core.batch import ModelBatch
+from core.components import PluginRecord, import_target
 from core.errors import GenerationError
 from core.hookspecs import Component
 from core.pipeline import PipelineDescription
-from core.plugins import PluginRecord, import_target
 from core.session import open_session
 from core.stages.frontend import GenerateRequest
-from core.testing.pipelines import RunningPipeline, call
+from core.testing.harness.faulty_pipelines import importable
+from core.testing.harness.pipelines import RunningPipeline, call
 from core.testing.tiny_models import make_tiny_model
 
 VICTIM = "victim"
 WHO = "(plugin chaos, acme-chaos 1.0)"
-MAKERS: dict[str, Callable[[Any], Any]] = {}
-
-
-def make_chaos(settings: Any, context: Any) -> Any:
-    """The target of the component; a name can be imported, a closure cannot."""
-    return MAKERS["now"](settings, context)
 
 
 @dataclass
@@ -86,26 +82,29 @@ async def running(
 ) -> AsyncIterator[RunningPipeline]:
     fixed = (f"model.source={folder}", "model.dtype=float32", "executor.num_threads=1", "process.separate=false")
     session = open_session([*fixed, *overrides])
-    if wrap is not None:
-        session = replace(session, description=chaos(session.description, group, wrap))
-    pipeline = RunningPipeline(session)
-    await pipeline.front.start(lambda what, done, total: None)
-    try:
-        yield pipeline
-        await pipeline.assert_whole()
-    finally:
-        await pipeline.front.close()
+    with ExitStack() as stack:
+        if wrap is not None:
+            session = replace(session, description=stack.enter_context(chaos(session.description, group, wrap)))
+        pipeline = RunningPipeline(session)
+        await pipeline.front.start(lambda what, done, total: None)
+        try:
+            yield pipeline
+            await pipeline.assert_whole()
+        finally:
+            await pipeline.front.close()
 
 
-def chaos(description: PipelineDescription, group: str, wrap: Callable[[Any], Any]) -> PipelineDescription:
+@contextmanager
+def chaos(description: PipelineDescription, group: str, wrap: Callable[[Any], Any]) -> Iterator[PipelineDescription]:
     """The same with `group`'s component wrapped, as if the plugin `chaos` provided it."""
     part = description.part(group)
     cls = import_target(part.provided, part.provided.component.target)
-    MAKERS["now"] = lambda settings, context: wrap(cls(settings, context))
-    component = Component("chaos", f"{__name__}:make_chaos", "fails")
-    provided = replace(part.provided, component=component, plugin=PluginRecord("chaos", "acme-chaos", "1.0", "loaded"))
-    parts = tuple(replace(p, provided=provided) if p is part else p for p in description.parts)
-    return PipelineDescription(parts)
+    with importable(lambda settings, context: wrap(cls(settings, context)), sys.modules[__name__]) as target:
+        component = Component("chaos", target, "fails")
+        record = PluginRecord("chaos", "acme-chaos", "1.0", "loaded")
+        provided = replace(part.provided, component=component, plugin=record)
+        parts = tuple(replace(p, provided=provided) if p is part else p for p in description.parts)
+        yield PipelineDescription(parts)
 
 
 def ids(count: int, seed: int) -> list[int]:

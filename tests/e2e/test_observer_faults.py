@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from core.testing.http_calls import bounded, call, completion_body, connected, idle_metrics
-from core.testing.server import RunningServer, install_plugin, metric
-from core.testing.serving import wait_until
+from core.testing.harness.frontend_thread import wait_until
+from core.testing.harness.http_calls import bounded, call, completion_body, connected, idle_metrics
+from core.testing.harness.server import RunningServer, install_plugin, metric
 from core.testing.tiny_models import make_tiny_model
 
 HERE = Path(__file__).parent
@@ -54,7 +54,7 @@ async def test_bad_observers_are_switched_off_and_no_request_notices(folder: Pat
         for name in BAD:
             assert f"observers={name} (plugin acme, acme 1.0) is switched off" in log
         assert "RuntimeError: no room for this step" in log and "SystemExit: enough" in log
-        assert "a call has blocked for 0.4 s" in log
+        assert "blocked 0.4 s in one call (plugins.block_timeout=0.4)" in log
         assert metric(text, "nonet_requests_finished_total", finish_reason="length") == 33
         assert 'nonet_observer_dropped_records_total{observer="bad_blocks"} 0.0' in text
         started = time.monotonic()

@@ -23,9 +23,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from core.hookspecs import STAGES
-from core.testing.server import RunningServer, metric
-from core.testing.serving import wait_until
+from core.components import STAGES
+from core.testing.harness.frontend_thread import wait_until
+from core.testing.harness.server import RunningServer, metric
 from core.testing.tiny_models import make_tiny_model
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -120,53 +120,82 @@ def body(max_tokens: int, **values: Any) -> dict[str, Any]:
     return {"prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **values}
 
 
+@dataclass
+class Sent:
+    """Calls to a server with a collector, by request id where it matters. Times in seconds since the epoch."""
+
+    walls: dict[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # whole, three choices, streamed: sent, answered
+    chatted: str = ""
+    aborted: str = ""
+    plugins: list[dict[str, Any]] = field(default_factory=list)
+    log: str = ""
+
+
 def test_each_request_of_a_real_server_is_a_trace_of_nine_stages(overrides: list[str]) -> None:
     with collecting(Collector()) as collector:
-        values = [
-            "observers=[prometheus,otel]",
-            f"observers.otel.endpoint={collector.url}",
-            "observers.otel.headers={x-collector-key: abc}",
-            "observers.otel.service_name=tests",
-            "observers.otel.interval=0.1",
-        ]
-        walls: dict[str, tuple[float, float]] = {}
-        with (
-            RunningServer([*overrides, *values]) as server,
-            httpx.Client(base_url=server.base_url, timeout=60) as client,
-        ):
-            client.post("/v1/completions", json=body(2))  # what runs for the first time is slow
-            for name, sent, headers in (
-                ("whole", body(200), {"traceparent": f"00-{TRACE}-{PARENT}-01"}),
-                ("choices", body(80, n=3, temperature=1), {"traceparent": "00-nonsense-01"}),
-                ("stream", body(200, stream=True), {}),
-            ):
-                started = time.time()
-                answer = client.post("/v1/completions", json=sent, headers=headers)
-                text = answer.text.removeprefix("data: ").split("\n")[0] if name == "stream" else answer.text
-                walls[name] = (started, time.time())
-                walls[json.loads(text)["id"]] = walls.pop(name)
-            chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
-            chatted = client.post("/v1/chat/completions", json=chat).json()["id"]
-            with client.stream("POST", "/v1/completions", json=body(400, stream=True)) as left:
-                aborted = json.loads(next(left.iter_lines()).removeprefix("data: "))["id"]
-            assert client.post("/v1/completions", json=body(10**6)).status_code == 400
-            shown = client.get("/plugins").json()["plugins"]
-            wait_until(lambda: len(collector.traces()) >= 6, 20)
-            log = server.log()
+        sent = send_all(overrides, collector)
         traces = collector.traces()
-        assert len(traces) == 6, "a refused request is no trace"
-    (settings,) = [row["settings"] for row in shown if row["name"] == "otel"]
-    assert "abc" not in json.dumps(shown) and "abc" not in log
-    assert settings["service_name"] == "tests"
-    assert all(headers["x-collector-key"] == "abc" for headers in collector.headers)
-    assert all(resource["service.name"] == "tests" for resource in collector.resources)
+    assert len(traces) == 6, "a refused request is no trace"
+    check_headers(collector, sent)
     for request_id, (root, *children) in traces.items():
         check_tree(root, children, request_id)
-    for request_id, wall in walls.items():
+    for request_id, wall in sent.walls.items():
         root, *children = traces[request_id]
         assert covered(children, root.start_time_unix_nano, root.end_time_unix_nano) >= 0.95
         assert covered(children, int(wall[0] * 1e9), int(wall[1] * 1e9)) >= 0.9, "the client waited no longer than that"
-    check_roots(traces, walls, chatted, aborted)
+    check_roots(traces, sent)
+
+
+def send_all(overrides: list[str], collector: Collector) -> Sent:
+    """Six calls that are traces, and one that is refused; ends once the collector has them."""
+    values = [
+        "observers=[prometheus,otel]",
+        f"observers.otel.endpoint={collector.url}",
+        "observers.otel.headers={x-collector-key: abc}",
+        "observers.otel.service_name=tests",
+        "observers.otel.interval=0.1",
+    ]
+    sent = Sent()
+    with RunningServer([*overrides, *values]) as server, httpx.Client(base_url=server.base_url, timeout=60) as client:
+        client.post("/v1/completions", json=body(2))  # what runs for the first time is slow
+        sent.walls = dict(
+            timed_call(client, values, headers)
+            for values, headers in (
+                (body(200), {"traceparent": f"00-{TRACE}-{PARENT}-01"}),
+                (body(80, n=3, temperature=1), {"traceparent": "00-nonsense-01"}),
+                (body(200, stream=True), {}),
+            )
+        )
+        chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+        sent.chatted = client.post("/v1/chat/completions", json=chat).json()["id"]
+        with client.stream("POST", "/v1/completions", json=body(400, stream=True)) as left:
+            sent.aborted = json.loads(next(left.iter_lines()).removeprefix("data: "))["id"]
+        assert client.post("/v1/completions", json=body(10**6)).status_code == 400
+        sent.plugins = client.get("/plugins").json()["plugins"]
+        wait_until(lambda: len(collector.traces()) >= 6, 20)
+        sent.log = server.log()
+    return sent
+
+
+def timed_call(
+    client: httpx.Client, values: dict[str, Any], headers: dict[str, str]
+) -> tuple[str, tuple[float, float]]:
+    """Its request id, and when it was sent and answered."""
+    started = time.time()
+    answer = client.post("/v1/completions", json=values, headers=headers)
+    ended = time.time()
+    return json.loads(answer.text.removeprefix("data: ").split("\n")[0])["id"], (started, ended)
+
+
+def check_headers(collector: Collector, sent: Sent) -> None:
+    """The collector's key reaches the collector, and nobody else."""
+    (settings,) = [row["settings"] for row in sent.plugins if row["name"] == "otel"]
+    assert "abc" not in json.dumps(sent.plugins) and "abc" not in sent.log
+    assert settings["service_name"] == "tests"
+    assert all(headers["x-collector-key"] == "abc" for headers in collector.headers)
+    assert all(resource["service.name"] == "tests" for resource in collector.resources)
 
 
 def check_tree(root: Span, children: list[Span], request_id: str) -> None:
@@ -185,10 +214,8 @@ def check_tree(root: Span, children: list[Span], request_id: str) -> None:
     assert (names["frontend"], names["scheduler"], names["sampler"]) == ("openai_http", "fcfs", "standard")
 
 
-def check_roots(
-    traces: dict[str, list[Span]], walls: dict[str, tuple[float, float]], chatted: str, aborted: str
-) -> None:
-    whole, choices, _ = (traces[request_id][0] for request_id in walls)
+def check_roots(traces: dict[str, list[Span]], sent: Sent) -> None:
+    whole, choices, _ = (traces[request_id][0] for request_id in sent.walls)
     assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, PARENT)
     assert not choices.parent_span_id, "what is no traceparent is none"
     found = attributes(whole.attributes)
@@ -196,8 +223,8 @@ def check_roots(
     assert found["gen_ai.response.finish_reasons"] == ["length"]
     assert whole.name == f"text_completion {found['gen_ai.request.model']}"
     assert attributes(choices.attributes)["gen_ai.response.finish_reasons"] == ["length"] * 3
-    assert attributes(traces[chatted][0].attributes)["gen_ai.operation.name"] == "chat"
-    assert attributes(traces[aborted][0].attributes)["gen_ai.response.finish_reasons"] == ["abort"]
+    assert attributes(traces[sent.chatted][0].attributes)["gen_ai.operation.name"] == "chat"
+    assert attributes(traces[sent.aborted][0].attributes)["gen_ai.response.finish_reasons"] == ["abort"]
     assert all(root.status.code != Status.STATUS_CODE_ERROR for root, *_ in traces.values())
 
 
@@ -239,18 +266,35 @@ def silent_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-WITHOUT_SDK = """
+WITHOUT = """
 import sys
-sys.modules["opentelemetry.sdk"] = None  # as where it is not installed
+sys.modules["{module}"] = None  # as where it is not installed
 from core.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_without_the_sdk_the_start_is_refused_and_says_what_to_install(overrides: list[str]) -> None:
-    command = [sys.executable, "-c", WITHOUT_SDK, "serve", "frontend.port=0", "observers=[prometheus,otel]", *overrides]
+@pytest.mark.parametrize(
+    ("module", "lacking"),
+    [
+        ("opentelemetry.sdk", "the OpenTelemetry SDK"),
+        ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "the OTLP/HTTP exporter"),
+    ],
+)
+def test_without_the_sdk_the_start_is_refused_and_says_what_to_install(
+    overrides: list[str], module: str, lacking: str
+) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT.format(module=module),
+        "serve",
+        "frontend.port=0",
+        "observers=[prometheus,otel]",
+        *overrides,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).resolve().parents[2])
     assert done.returncode == 1, done.stderr
-    assert "observers=otel needs the OpenTelemetry SDK" in done.stderr
-    assert "pip install 'nonet[otel]'" in done.stderr
+    assert f"observers=otel: {lacking} is not installed" in done.stderr
+    assert "pip install opentelemetry-exporter-otlp-proto-http" in done.stderr and "nonet[" not in done.stderr
     assert "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from core.errors import RequestError
-from core.testing.pipelines import RunningPipeline, call, running
+from core.testing.harness.pipelines import RunningPipeline, call, running
 from core.testing.tiny_models import make_tiny_model
 from core.testing.tokenizers import byte_level_bpe
 

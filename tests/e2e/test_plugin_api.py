@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from core.hookspecs import API_VERSION
-from core.testing.site import NOT_SOURCE, Site, build_nonet, build_wheels
+from core.testing.harness.site import NOT_SOURCE, Site, build_nonet, build_wheels
 from core.testing.tiny_models import make_tiny_model
 from core.version import nonet_version
 
@@ -48,13 +48,14 @@ BAD = {
 }
 USABLE = ("heavy", "loose_settings")
 STRANGERS = (*TOO_NEW, *BAD, *USABLE, "twin", "acme-namesake")
-"""All but `turns` of acme-turns. The plugin of acme-namesake is called `turns` too, so its wheel is what is named."""
+"""All but `turns` of acme-turns and `own` of acme-own, which are of API 1.0. The plugin of acme-namesake is called `turns` too,
+so its wheel is what is named."""
 
 PROMPT = ("generate", "prompt=hello, world", "max_tokens=4", "temperature=0", "plugins.start_timeout=2")
 
 
 def only(*kept: str) -> str:
-    """The override that leaves out all strangers but acme-turns and these."""
+    """The override that leaves out all strangers but acme-turns, acme-own and these."""
     return f"plugins.disable=[{','.join(name for name in STRANGERS if name not in kept)}]"
 
 
@@ -82,6 +83,19 @@ def test_a_plugin_for_an_older_minor_api_runs_a_request(site, model):
     request = (*PROMPT, f"model.source={model}", only(), "process.separate=true")
     theirs = site.said(*request, "scheduler=turns")
     assert theirs == site.said(*request) and len(theirs) > 1
+
+
+def test_a_cache_and_a_scheduler_of_an_older_api_that_inherit_nothing_run_requests(site, model, tmp_path):
+    """Four at once over a pool of 16 blocks, where plans, prefixes and preemption are theirs; then one alone."""
+    prompts = tmp_path / "prompts.jsonl"
+    words = "one two three four five six seven eight nine ten eleven twelve"
+    lines = [{"prompt": f"{words} {index}", "max_tokens": 24, "temperature": 0} for index in range(4)]
+    prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    request = ("generate", f"input={prompts}", f"model.source={model}", only(), "process.separate=true")
+    theirs = site.said(*request, "scheduler=own", "cache=own", "cache.num_blocks=16")
+    assert theirs == site.said(*request) and len(theirs.splitlines()) == 4
+    alone = site.said(*PROMPT, f"model.source={model}", only(), "scheduler=own", "cache=own")
+    assert alone == site.said(*PROMPT, f"model.source={model}", only())
 
 
 def listed(site: Site, **environ: str) -> list[dict[str, object]]:

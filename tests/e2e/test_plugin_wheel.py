@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from core.testing.site import NOT_SOURCE, ROOT, Site, build_wheels, succeed
+from core.testing.harness.site import NOT_SOURCE, ROOT, Site, build_wheels, succeed
 from core.testing.tiny_models import make_tiny_model
 from plugins.frontends.openai_http.auth import tenant_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-TEMPLATE = ROOT / "examples/plugin_template"
+TEMPLATE = ROOT / "examples/nonet_lottery"
 
 
 def build_wheel(source: Path, target: Path) -> Path:
@@ -48,7 +48,7 @@ def nonet_wheel(tmp: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def template(tmp: Path) -> Path:
-    return Path(shutil.copytree(TEMPLATE, tmp / "plugin_template", ignore=NOT_SOURCE))
+    return Path(shutil.copytree(TEMPLATE, tmp / "nonet_lottery", ignore=NOT_SOURCE))
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ import httpx
 import openai
 import pytest
 
-from core.testing.http_calls import call, completion_body
-from core.testing.served_pipelines import Served, served_tiny
-from core.testing.server import metric
-from core.testing.serving import wait_until
+from core.testing.harness.frontend_thread import wait_until
+from core.testing.harness.http_calls import call, completion_body
+from core.testing.harness.served_pipelines import Served, served_tiny
+from core.testing.harness.server import metric
 from core.testing.tiny_models import make_tiny_model
 from core.testing.tokenizers import byte_level_bpe
 

@@ -25,8 +25,8 @@ from core.model.spec import ModelFiles
 from core.model.tokenizer import load_tokenizer
 from core.stages.renderer import ChatPrompt, RendererContext, TextPrompt
 from core.stages.text_renderer import Text
-from core.testing.http_calls import Outcome, call, completion_body
-from core.testing.served_pipelines import Served, served_tiny
+from core.testing.harness.http_calls import Outcome, call, completion_body
+from core.testing.harness.served_pipelines import Served, served_tiny
 from core.testing.tiny_models import make_tiny_model
 from core.testing.tokenizers import CHATML, byte_level_bpe
 

@@ -30,8 +30,9 @@ from core.stages.renderer import RendererContext
 from core.stages.text_renderer import Text
 from core.stages.tool_parser import NoTools, ToolParserContext
 from core.testing.engines import MAX_MODEL_LEN, fake_spec, make_engine
-from core.testing.scripted import ScriptedExecutor
-from core.testing.serving import serving
+from core.testing.harness.frontend_thread import serving
+from core.testing.harness.fronts import AnyFields
+from core.testing.harness.scripted import ScriptedExecutor
 from core.testing.tokenizers import byte_level_bpe, sentencepiece_bpe
 from plugins.frontends.openai_http import OpenAIHttp
 from plugins.schedulers.fcfs import Fcfs
@@ -76,7 +77,7 @@ class ScriptedServer:
             renderer=Text(Text.Settings(), RendererContext(spec, self.tokenizer)),
             admission=LoadAware(LoadAware.Settings(), admission),
             detokenizer=Incremental(Incremental.Settings(), DetokenizerContext(self.tokenizer)),
-            check_fields=lambda params: None,
+            request_fields=AnyFields(),
             tool_parser=NoTools(NoTools.Settings(), ToolParserContext(spec)),
             observers=Observers(),
         )

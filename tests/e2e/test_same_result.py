@@ -25,7 +25,7 @@ from core.errors import RequestError
 from core.model.spec import ModelFiles
 from core.request import FinishReason
 from core.stages.frontend import GenerateRequest
-from core.testing.pipelines import Answered, AnsweredChoice, RunningPipeline, call, running
+from core.testing.harness.pipelines import Answered, AnsweredChoice, RunningPipeline, call, running
 from core.testing.tiny_models import make_tiny_model
 
 FIRST_ID, VOCAB = 6, 330  # of the tiny models' tokenizer, special tokens left out

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from core.testing.http_calls import (
+from core.testing.harness.http_calls import (
     COMPLETIONS,
     Outcome,
     bounded,
@@ -27,10 +27,10 @@ from core.testing.http_calls import (
     idle_metrics,
     take_line,
 )
-from core.testing.ledger import REASONS, Ledger, counters
-from core.testing.mutation import mutated
-from core.testing.raw_http import exchange, request_bytes, send_part
-from core.testing.server import RunningServer, install_plugin, memory_bytes, metric
+from core.testing.harness.ledger import REASONS, Ledger, counters
+from core.testing.harness.mutation import mutated
+from core.testing.harness.raw_http import exchange, request_bytes, send_part
+from core.testing.harness.server import RunningServer, install_plugin, memory_bytes, metric
 from core.testing.tiny_models import make_tiny_model
 
 HERE = Path(__file__).parent

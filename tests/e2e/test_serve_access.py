@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from core.testing.http_calls import COMPLETIONS, bounded, call, completion_body, connected
-from core.testing.raw_http import exchange, request_bytes
-from core.testing.server import RunningServer
+from core.testing.harness.http_calls import COMPLETIONS, bounded, call, completion_body, connected
+from core.testing.harness.raw_http import exchange, request_bytes
+from core.testing.harness.server import RunningServer
 from core.testing.tiny_models import make_tiny_model
 
 PROMPT = "The engine was described as one engine."

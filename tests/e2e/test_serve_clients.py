@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from core.model.spec import ModelFiles
-from core.testing.server import RunningServer
+from core.testing.harness.server import RunningServer
 from core.testing.tiny_models import make_tiny_model
 
 HERE = Path(__file__).parent

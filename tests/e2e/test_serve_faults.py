@@ -18,8 +18,8 @@ import httpx
 import psutil
 import pytest
 
-from core.testing.http_calls import Outcome, call, completion_body, connected, idle_metrics
-from core.testing.server import RunningServer, install_plugin, metric
+from core.testing.harness.http_calls import Outcome, call, completion_body, connected, idle_metrics
+from core.testing.harness.server import RunningServer, install_plugin, metric
 from core.testing.tiny_models import make_tiny_model
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ import pytest
 from core.model.describe import read_spec
 from core.model.sources import resolve
 from core.model.tokenizer import load_tokenizer
-from core.testing.served_pipelines import Served, served_tiny
+from core.testing.harness.served_pipelines import Served, served_tiny
 from core.testing.tiny_models import make_tiny_model
 
 CHAT = "/v1/chat/completions"

@@ -10,13 +10,13 @@ from itertools import pairwise
 
 import pytest
 
+from core.components import STAGES
 from core.errors import GenerationError, RequestError
-from core.hookspecs import STAGES
 from core.observers import Named
 from core.outputs import RequestRecord, StageSpan, StepStats
 from core.request import FinishReason
 from core.stages.renderer import ChatPrompt
-from core.testing.pipelines import RunningPipeline, call, running
+from core.testing.harness.pipelines import RunningPipeline, call, running
 from core.testing.tiny_models import make_tiny_model
 
 PROMPT = "The engine was described as one engine. " * 8

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 import core.plugins as loading
 from core.assembly import describe
 from core.capabilities import FACTS, WORDS, check_composition, check_model, check_resolved, installed
+from core.components import CHAINS, GROUPS, hook_of
 from core.config.clashes import FILE_WORDS, Clash, Fact, Party, clashes
 from core.config.compose import compose
 from core.errors import ConfigError, NonetError
-from core.hookspecs import API_VERSION, CHAINS, GROUPS, Component, hook_of, hookimpl
+from core.hookspecs import API_VERSION, Component, hookimpl
 from core.model.block_formats import READABLE_WEIGHTS
 from core.model.file_facts import read_file_facts
 from core.model.spec import ModelFiles, ModelSpec
@@ -156,7 +157,7 @@ def test_a_word_that_nothing_provides_gets_a_near_match(install):
     plugins = install(decode=component("ngram", requires=("sampler.darfts",)))
     message = refusal(plugins, "decode=ngram")
     assert "decode=ngram (plugin acme, acme-parts 1.2) requires sampler.darfts" in message
-    assert "no installed sampler provides it (it has drafts), or choose decode=plain" in message
+    assert "no installed sampler provides it (did you mean sampler.drafts?), or choose decode=plain" in message
 
 
 def test_a_conflict_with_a_word_and_one_with_a_name(install):

@@ -10,12 +10,14 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from core.commands.plugins_check import report, run
+from core.components import PluginRecord, Provided
 from core.hookspecs import Component
-from core.plugins import PluginRecord, Provided
+from core.plugins import load_plugins
 from core.testing.clocks import trap_clocks
 from core.testing.conformance import Checked, Outcome, Subject
 from core.testing.conformance_child import alarm, reason_of
 from core.testing.contract import Contract
+from core.testing.selection import selected_values, unusable_override
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_a_command_that_names_nothing_to_check_is_answered_with_2(arguments, sai
 def test_without_pytest_the_way_to_have_it_is_named(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert run(["--builtins"]) == 2
-    assert "pip install 'nonet[testing]'" in capsys.readouterr().err
+    assert "pip install pytest" in capsys.readouterr().err
 
 
 def outcome(check: str, node: str, result: str, reason: str = "") -> Outcome:
@@ -143,3 +145,51 @@ def test_a_trapped_clock_is_noticed_also_under_another_name(monkeypatch):
         __import__("datetime").datetime.now()
     monkeypatch.undo()
     assert called == ["time.monotonic", "datetime.now"] and time.monotonic() > 0
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        (
+            "schedulr.max_num_running_reqs=4",
+            "unknown config key 'schedulr.max_num_running_reqs'; did you mean scheduler?",
+        ),
+        ("scheduler.max_num_runing_reqs=4", "did you mean max_num_running_reqs?"),
+        ("sampler.seed=1", "nothing that is checked is of sampler"),
+        ("scheduler=fcfs", "it takes values of what is checked"),
+        ("scheduler.max_num_running_reqs=4", None),
+        ("scheduler.max_num_running_reqs=none", None),  # a wrong value of a known key: the component's check fails
+    ],
+)
+def test_a_value_of_nothing_that_is_checked_is_named(override, problem):
+    found = unusable_override(Subject(("plugins.schedulers",), overrides=(override,)))
+    assert (found is None) == (problem is None)
+    assert problem is None or (found.startswith(f"--set {override}: ") and problem in found)
+
+
+def test_values_of_a_member_of_a_chain_are_its_own():
+    plugins = load_plugins(("all",))
+    overrides = ("observers.jsonl.path=/x", "observers.otel.timeout=3")
+    assert selected_values("observers", "jsonl", plugins, overrides) == ("jsonl", {"path": "/x"})
+    assert selected_values("observers", "prometheus", plugins, overrides) == ("prometheus", {})
+
+
+def test_a_wrong_key_is_a_wrong_command_and_no_failed_check(capsys):
+    assert run(["plugins.schedulers", "--set", "scheduler.max_num_runing_reqs=4"]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and "did you mean max_num_running_reqs?" in printed.err
+
+
+def test_reasons_of_skipped_checks_are_told_on_request_and_a_package_is_no_component(monkeypatch, capsys):
+    skipped = Outcome("scheduler=x", "test_drafts", "n", "skipped", "Skipped: it does not provide drafts")
+    found = [
+        Checked("plugin x", [Outcome("plugin x", "test_it_loads", "p", "passed")]),
+        Checked("scheduler=x", [outcome("test_a", "a", "passed"), skipped]),
+    ]
+    monkeypatch.setattr("core.commands.plugins_check.check", lambda *_: found)
+    assert run(["--builtins"]) == 0
+    assert "it does not provide drafts" not in capsys.readouterr().out
+    assert run(["--builtins", "--verbose"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "    skipped test_drafts: it does not provide drafts" in lines
+    assert lines[-1] == "checked 1 component: 2 checks, 0 failed"

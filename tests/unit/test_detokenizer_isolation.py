@@ -21,7 +21,7 @@ from core.request import EngineRequest, FinishReason, SamplingParams
 from core.stages.detokenizer import DetokenizerContext, TextDelta
 from core.stages.incremental import Incremental
 from core.testing import isolation
-from core.testing.fronts import NAMES, FrontHarness, ids_of, oracle, request
+from core.testing.harness.fronts import NAMES, FrontHarness, ids_of, oracle, request
 from core.testing.isolation import (
     BLOCK_S,
     QUICK,
@@ -116,6 +116,7 @@ DETOKENIZER = {
     "raise": ({"before": boom}, "RuntimeError: boom"),
     "raise half-way": ({"before": half_done}, "RuntimeError: half done"),
     "SystemExit": ({"before": leave}, "SystemExit: 3"),
+    "KeyboardInterrupt": ({"before": raising(KeyboardInterrupt("^C"))}, "KeyboardInterrupt: ^C"),
     "RequestError": ({"before": raising(RequestError("no"))}, "RequestError: no"),
     "None": ({"act": lambda texts, delta: None}, "push returned None, not a list"),
     "a generator": ({"act": lambda texts, delta: iter(texts)}, "push returned a list_iterator"),

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from core.commands import doctor, doctor_installs
+from core.commands import doctor, doctor_installs, plugins
+from core.commands.doctor_components import component_check, missing_target
 from core.commands.doctor_configs import option_check
 from core.commands.doctor_installs import install_check, package_check, plugin_check
+from core.config.bounds import MAX_BYTES
+from core.config.compose import compose
+from core.errors import ConfigError
 from core.hookspecs import API_VERSION
 from core.plugins import load_plugins
 
@@ -72,6 +76,44 @@ def test_a_whole_install_is_fine(site):
     site.install("one", files={"acme_one/scheduler/one.yaml": "{name: one}"})
     assert found(plugin_check) == found(install_check) == found(option_check) == []
     assert "1 installed plugins, none shadowed" in found(install_check, ok=True)[0][2]
+
+
+def test_a_target_that_is_not_there_is_found_without_importing_it(site):
+    heavy = "raise ImportError('only where a device is')\n\nclass Lottery: ...\n"
+    hooks = PLUGIN.format(name="one", module="acme_one")
+    for target, problem in (
+        ("acme_one.policies.lottery:Lottery", None),
+        ("acme_one.policies.lottery:Lotery", "has no Lotery; did you mean Lottery?"),
+        ("acme_one.policies.lotery:Lottery", "there is no module acme_one.policies.lotery; did you mean lottery?"),
+        ("acme_two:Lottery", "there is no module acme_two"),
+    ):
+        files = {
+            "acme_one/__init__.py": hooks.replace("acme_one:Policy", target),
+            "acme_one/policies/__init__.py": heavy,
+            "acme_one/policies/lottery.py": heavy,
+        }
+        site.install("one", files=files)
+        sys.modules.pop("acme_one", None)
+        details = [detail for level, _, detail in found(component_check) if level == "fail"]
+        assert len(details) == (problem is not None), details
+        assert problem is None or (problem in details[0] and details[0].startswith("acme-one 1.0: scheduler=one: "))
+        assert not [name for name in sys.modules if name.startswith("acme_one.")]
+
+
+def test_builtin_targets_are_all_there():
+    assert [detail for _, _, detail in found(component_check)] == []
+    assert missing_target("plugins.frontends.openai_http:OpenAIHttp") is None, "bound by a module's __getattr__"
+
+
+def test_a_word_that_nobody_provides_is_told(site):
+    asks = PLUGIN.format(name="one", module="core.stages.decode").replace(
+        '"")', '"", requires=("sampler.logit_processors", "sampler.drafts"), conflicts=("sampler=none",))'
+    )
+    site.install("one", files={"acme_one/__init__.py": asks.replace(":Policy", ":Plain")})
+    ((level, name, detail),) = found(component_check)
+    assert (level, name) == ("warn", "one")
+    assert "scheduler=one: requires 'sampler.logit_processors', which no installed sampler provides" in detail
+    assert "did you mean sampler.logits_processors?" in detail
 
 
 def test_a_failed_plugin_is_named_with_the_way_out(site):
@@ -231,6 +273,27 @@ def test_an_option_that_selects_nothing(site, option, text, problem):
         assert detail.startswith("acme_one: ") and problem in detail
 
 
+TENFOLD = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10))
+BOMBS = {
+    "aliases": f"name: bomb\na0: &a0 [x]\n{TENFOLD}\n",
+    "of itself": "name: bomb\na: &a [*a]\n",
+    "deep": f"name: bomb\na: {'[' * 200}{']' * 200}\n",
+    "large": f"name: bomb\n#{'x' * MAX_BYTES}\n",
+}
+
+
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
+def test_a_file_that_would_fill_the_memory(site, text):
+    site.install("bomb", files={"acme_bomb/scheduler/bomb.yaml": text})
+    plugins = load_plugins()
+    ((_, option, told),) = found(option_check)
+    assert option == "scheduler/bomb"
+    assert "for a config" in told
+    compose([], plugins)  # what is not selected is not read
+    with pytest.raises(ConfigError, match="for a config"):
+        compose(["scheduler=bomb"], plugins)
+
+
 def test_our_own_options_select_what_there_is():
     assert found(option_check) == []
 
@@ -264,7 +327,7 @@ def test_optional_dependencies_that_are_missing_are_only_told(site, monkeypatch)
     ours = PathDistribution(site.path / "ours-1.0.dist-info")
     monkeypatch.setattr(doctor, "distribution", lambda name: ours)
     assert [(f.level, f.name, f.detail) for f in doctor.extra_check()] == [
-        ("info", "extra trace", "no surely-not-installed; pip install 'nonet[trace]' where you want it"),
+        ("info", "extra trace", "no surely-not-installed; pip install surely-not-installed where you want it"),
         ("ok", "extra other", "pytest"),
         ("ok", "extra none", "nothing to install here"),
     ]
@@ -274,3 +337,21 @@ def test_plugins_that_cannot_even_be_listed_are_one_finding(monkeypatch):
     monkeypatch.setenv("NONET_PLUGINS_START_TIMEOUT", "soon")
     (finding,) = doctor.plugin_findings()
     assert finding.level == "fail" and "NONET_PLUGINS_START_TIMEOUT=soon" in finding.detail
+
+
+def test_the_list_shows_what_is_offered_and_a_word_that_nobody_provides(site, capsys):
+    long = "a_scheduler_whose_name_is_longer_than_its_column"
+    hooks = PLUGIN.format(name=long, module="core.stages.decode").replace(":Policy", ":Plain")
+    words = (
+        'Component("'
+        + long
+        + '", "core.stages.decode:Plain", "turns", provides=("drafts",), requires=("sampler.logprob",))'
+    )
+    start = hooks.index("Component(", hooks.index("yield"))
+    hooks = hooks[:start] + words + hooks[hooks.index("\n", start) :]
+    site.install("one", files={"acme_one/__init__.py": hooks})
+    assert plugins.run(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"    scheduler={long}  turns" in lines
+    assert any(line.strip() == "provides drafts; requires sampler.logprob" for line in lines)
+    assert any("warning: " in line and "did you mean sampler.logprobs?" in line for line in lines)

@@ -14,8 +14,8 @@ from core.engine import Engine
 from core.outputs import TokenDelta
 from core.request import FinishReason, Request
 from core.testing.engines import engine_request, make_engine
-from core.testing.executors import FakeExecutor
 from core.testing.fakes import expected_ids
+from core.testing.harness.fake_executors import FakeExecutor
 from core.wire import Add
 from plugins.schedulers.fcfs import Fcfs
 

@@ -22,9 +22,9 @@ from core.pipeline import PipelineDescription
 from core.request import FinishReason
 from core.stages.renderer import ChatPrompt, TextPrompt
 from core.testing.engines import fake_spec
-from core.testing.executors import FakeExecutor
 from core.testing.fakes import VOCAB_SIZE
-from core.testing.fronts import FrontHarness, ids_of, oracle, request
+from core.testing.harness.fake_executors import FakeExecutor
+from core.testing.harness.fronts import FrontHarness, ids_of, oracle, request
 from plugins.schedulers.fcfs import Fcfs
 
 Harness = partial(FrontHarness, Fcfs)

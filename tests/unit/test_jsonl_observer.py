@@ -9,7 +9,9 @@ import time
 import pytest
 
 from core.errors import ConfigError
+from core.observers import ObserverContext
 from core.request import FinishReason
+from core.session import open_session
 from core.testing.observer import observer_context, record, step
 from plugins.observers.jsonl import JsonLines
 
@@ -94,6 +96,29 @@ def test_a_line_cut_by_a_kill_does_not_spoil_the_next(tmp_path):
     assert [json.loads(line)["kind"] for line in rest] == ["start", "request"]
 
 
+def test_a_start_that_was_refused_leaves_no_line(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    trace = jsonl(path)
+    trace.flush()
+    trace.close()
+    assert path.read_bytes() == b""
+    trace = jsonl(path)
+    trace.step_finished(step(0))  # what the front tells once it runs
+    trace.flush()
+    assert [row["kind"] for row in lines(path)] == ["start"]
+
+
+def test_the_start_line_names_every_member_of_a_chain(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    description = open_session(["observers=[prometheus,jsonl]"]).description
+    trace = JsonLines(JsonLines.Settings(path=path), ObserverContext(observer_context().model, description))
+    trace.step_finished(step(0))
+    trace.close()
+    parts = lines(path)[0]["parts"]
+    assert [who.split(" ")[0] for who in parts["observers"]] == ["prometheus", "jsonl"]
+    assert [who.split(" ")[0] for who in parts["logits_processors"]] == ["min_tokens"]
+
+
 @pytest.mark.parametrize("kind", ["folder", "no folder", "pipe"])
 def test_a_path_that_cannot_be_written_is_refused_by_its_key(tmp_path, kind):
     path = {"folder": tmp_path, "no folder": tmp_path / "none" / "t.jsonl", "pipe": tmp_path / "pipe"}[kind]
@@ -108,6 +133,8 @@ def test_a_path_that_cannot_be_written_is_refused_by_its_key(tmp_path, kind):
 
 def test_a_full_disk_is_an_error_and_holds_nothing_back(tmp_path):
     trace = jsonl(tmp_path / "trace.jsonl", flush_interval=0)
+    trace.step_finished(step(0))
+    trace.flush()
     os.close(trace._file.fileno())
     full = os.open("/dev/full", os.O_WRONLY)
     assert full == trace._file.fileno(), "the file now is a full disk"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.testing.pairs import Item, Pair, covering, pairs_of
+from core.testing.harness.pairs import Item, Pair, covering, pairs_of
 
 CHAIN = "chain"
 GROUPS = ("one", "two", "three")

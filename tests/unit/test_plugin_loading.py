@@ -14,7 +14,7 @@ import core.plugins as loading
 from core.errors import PluginError
 from core.hookspecs import API_VERSION, Component, hookimpl
 from core.plugins import load_plugins
-from core.testing.plugins import FakePoint, lottery, plugin_with, record_of
+from core.testing.harness.entry_points import FakePoint, lottery, plugin_with, record_of
 
 
 @pytest.fixture
@@ -107,6 +107,8 @@ BAD = {
     "name is no text": (scheduler(name=7), "without a name (7)"),
     "bad letters": (scheduler(name="my/sched"), "scheduler='my/sched' cannot be a name"),
     "a value": (scheduler(name="null"), "scheduler='null' cannot be a name"),
+    "a word of hydra": (scheduler(name="_self_"), "scheduler='_self_' cannot be a name"),
+    "too long": (scheduler(name="a" * 10**6), "cannot be a name"),
     "no colon": (scheduler(target="a.b.C"), "scheduler=x: target='a.b.C' is not written as \"package.module:Class\""),
     "target is no text": (scheduler(target=dict), "scheduler=x: target="),
     "settings": (scheduler(settings="a.b"), "scheduler=x: settings='a.b'"),
@@ -131,6 +133,12 @@ def test_a_bad_plugin_is_isolated_with_its_reason_in_one_line(install, plugin, r
     assert plugins.find("scheduler", "lottery").plugin.name == "good"
     with pytest.raises(PluginError, match=r"plugins that failed to load: bad \(acme-plugins 1.2\): "):
         plugins.find("scheduler", "its_scheduler")
+
+
+def test_a_summary_is_a_short_line(install):
+    install(FakePoint("acme", scheduler(summary="one\ntwo\x1b[2J\ud800 " + "x" * 10**6)))
+    ((_, component),) = record_of(load_plugins(), "acme").components
+    assert component.summary == f"one two?[2J? {'x' * 187}…"
 
 
 def test_a_failed_import_is_explained_by_what_its_wheel_asks_for(install):

@@ -7,16 +7,18 @@ import sys
 import types
 
 import pytest
+from pydantic import BaseModel, model_validator
 
 import core.plugins as loading
 from core.assembly import describe
+from core.components import CHAINS, GROUPS, import_target
 from core.config.compose import compose, values_named
 from core.errors import ConfigError, PluginError, Terminated
-from core.hookspecs import CHAINS, GROUPS, Component
-from core.plugins import default_start_timeout, import_target, load_plugins
+from core.hookspecs import Component
+from core.plugins import default_start_timeout, load_plugins
 from core.session import _engine_settings, inspect_session, open_session
 from core.settings import PluginSettings, Settings
-from core.testing.plugins import FakePoint, lottery, plugin_with, record_of
+from core.testing.harness.entry_points import FakePoint, lottery, plugin_with, record_of
 
 
 @pytest.fixture
@@ -123,6 +125,45 @@ def test_a_bad_settings_class_is_named_when_it_is_selected(install, monkeypatch,
     open_session([])
     with pytest.raises(PluginError, match=r"scheduler=policy \(plugin acme, acme-plugins 1.2\): " + reason):
         open_session(["scheduler=policy"])
+
+
+class Odd(BaseException):
+    pass
+
+
+@pytest.fixture
+def select_with_validator(install, monkeypatch):
+    """Select a scheduler whose values are checked by a validator that raises `error`."""
+
+    def select(error):
+        def validate(self):
+            raise error
+
+        fields = {"_validate": model_validator(mode="after")(validate), "__module__": "acme_policy"}
+        settings = type("Settings", (BaseModel,), fields, frozen=True, extra="forbid")
+        module = types.ModuleType("acme_policy")
+        module.Policy = type("Policy", (), {"Settings": settings})
+        monkeypatch.setitem(sys.modules, "acme_policy", module)
+        policy = [Component("policy", "acme_policy:Policy", "")]
+        install(FakePoint("acme", plugin_with(provide_schedulers=lambda: policy)))
+        open_session(["scheduler=policy"])
+
+    return select
+
+
+@pytest.mark.parametrize("error", [KeyError("odd\x1b"), Odd("odd"), SystemExit(9), GeneratorExit()], ids=repr)
+def test_whatever_a_validator_raises_is_one_line_with_its_name(select_with_validator, error):
+    with pytest.raises(PluginError) as caught:
+        select_with_validator(error)
+    text = str(caught.value)
+    who = "scheduler=policy (plugin acme, acme-plugins 1.2)"
+    assert text.startswith(f"{who}: its Settings cannot be checked: {type(error).__name__}") and text.isprintable()
+
+
+def test_what_a_validator_says_is_one_printable_line(select_with_validator):
+    with pytest.raises(ConfigError, match=r"config key 'scheduler': Value error, odd\?\[2J xxx") as caught:
+        select_with_validator(ValueError("odd\x1b[2J\n" + "x" * 1000))
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 700
 
 
 def test_the_settings_of_every_builtin_are_frozen_and_refuse_unknown_keys(install):

@@ -11,7 +11,7 @@ import pytest
 from core.assembly import _allocate
 from core.cache.kv_cache import CacheSettings
 from core.errors import ConfigError
-from core.testing.executors import FakeExecutor
+from core.testing.harness.fake_executors import FakeExecutor
 
 MIB = 1 << 20
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import BaseModel, ConfigDict
 
 from core.assembly import describe
+from core.components import PluginRecord, Provided
 from core.config.compose import compose
 from core.errors import PluginError, RequestError
-from core.front.request_fields import RequestFields, params_class
+from core.front.request_fields import RequestFields, _check_values, params_class
 from core.hookspecs import Component
 from core.outputs import PluginIncident
-from core.plugins import PluginRecord, Plugins, Provided, load_plugins
+from core.plugins import Plugins, load_plugins
 from core.request import SamplingParams
 from core.settings import Settings
 
@@ -22,9 +24,17 @@ def fields_of(*overrides: str, plugins: Plugins = PLUGINS) -> RequestFields:
     return RequestFields(describe(Settings.from_config(compose(list(overrides), PLUGINS).values), PLUGINS), plugins)
 
 
+def check(fields: RequestFields, params: SamplingParams) -> None:
+    """As the front does."""
+    for name, values in params.extra.items():
+        fields.processor(name)
+        fields.check_extra(name, values)
+    fields.check(params)
+
+
 def refused(fields: RequestFields, **values: object) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        fields(SamplingParams(**values))
+        check(fields, SamplingParams(**values))
     assert caught.value.status == 400
     return caught.value
 
@@ -38,7 +48,7 @@ def with_sampler(fields: RequestFields, *provides: str) -> RequestFields:
 
 
 def test_the_default_honours_every_field_of_a_request():
-    fields_of()(SamplingParams(min_tokens=3, top_p=0.5, logprobs=2, repetition_penalty=1.1))
+    fields_of().check(SamplingParams(min_tokens=3, top_p=0.5, logprobs=2, repetition_penalty=1.1))
 
 
 def test_a_field_without_its_processor_names_it():
@@ -51,7 +61,7 @@ def test_a_field_without_its_processor_names_it():
 
 def test_greedy_runs_the_processors_as_well():
     fields = fields_of("sampler=greedy", "+logits_processors=[dry]")
-    fields(SamplingParams(temperature=0.0, min_tokens=3, extra={"dry": {}}))
+    check(fields, SamplingParams(temperature=0.0, min_tokens=3, extra={"dry": {}}))
     assert "serve with sampler=standard for it" in refused(fields, temperature=0.7).message
 
 
@@ -63,7 +73,22 @@ def test_a_sampler_that_runs_no_processors_is_not_silent_about_it():
     assert "sampler=mine runs no logits processors; serve with sampler=greedy or sampler=standard" in error.message
     fields = with_sampler(fields_of("logits_processors=[]"), "temperature")
     assert "sampler=greedy +logits_processors=[min_tokens]" in refused(fields, min_tokens=3).message
-    with_sampler(fields_of(), "min_tokens")(SamplingParams(min_tokens=3))  # one that honours it by itself
+    with_sampler(fields_of(), "min_tokens").check(SamplingParams(min_tokens=3))  # one that honours it by itself
+
+
+class Needs(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    penalty: float
+    window: int = 3
+
+
+def test_a_misspelt_parameter_is_told_before_the_one_that_is_missed():
+    with pytest.raises(RequestError, match="there is no such parameter; did you mean penalty") as caught:
+        _check_values(Needs, {"penlty": 1.0}, "logits_processors.mine")
+    assert (caught.value.param, caught.value.code) == ("logits_processors.mine.penlty", "unknown_field")
+    with pytest.raises(RequestError) as caught:
+        _check_values(Needs, {}, "logits_processors.mine")
+    assert (caught.value.param, caught.value.code) == ("logits_processors.mine.penalty", "missing_field")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ import pytest
 from core.authoring.kinds import KINDS
 from core.authoring.scaffold import write_package
 from core.cli import main
+from core.components import CHAINS, GROUPS, hook_of
 from core.errors import ConfigError
-from core.hookspecs import API_VERSION, CHAINS, GROUPS, hook_of
+from core.hookspecs import API_VERSION
 
 
 def test_there_is_a_template_for_every_group():

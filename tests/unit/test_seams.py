@@ -14,8 +14,8 @@ from core.client import InlineClient
 from core.model.interface import StepResult
 from core.request import Request, SamplingParams
 from core.testing.engines import engine_request, make_engine, paged_cache, scheduler_context
-from core.testing.executors import Done, FakeExecutor
 from core.testing.fakes import FakeDrafts, FakeEngine, expected_ids, make_request
+from core.testing.harness.fake_executors import Done, FakeExecutor
 from plugins.schedulers.fcfs import Fcfs
 
 REQUESTS = [(f"r{i}", list(range(1 + i, 30 + 9 * i)), 6 + i) for i in range(6)]

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, SecretStr
 
+from core.components import GROUPS, PluginRecord, Provided
 from core.config.hashes import digest, plain
-from core.hookspecs import GROUPS, Component
+from core.hookspecs import Component
 from core.pipeline import Part, PipelineDescription
-from core.plugins import PluginRecord, Provided
 from core.session import inspect_session
 
 HASHES = (

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from core.components import STAGES
 from core.front.spans import FirstToken, Moments, StageSeconds, StageWork, Work, stage_spans
-from core.hookspecs import STAGES
 from core.outputs import StepStats
 
 NOTHING = StageSeconds()

@@ -106,6 +106,7 @@ class Head:
 class Shape(Protocol):
     """How one endpoint writes an answer."""
 
+    head: Head
     n: int
 
     def chunks(self, delta: Delta) -> Iterable[dict[str, Any]]:

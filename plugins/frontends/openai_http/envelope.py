@@ -10,11 +10,10 @@ from collections.abc import Callable
 from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plugins.frontends.openai_http.errors import failure_of
+from plugins.frontends.openai_http.errors import REQUEST_ID, failure_of, request_text
 from plugins.frontends.openai_http.limits import header_values
 
-REQUEST_ID = "nonet.request_id"  # keys in the ASGI scope
-RECEIVED = "nonet.received"  # monotonic seconds, when the headers had come
+RECEIVED = "nonet.received"  # key in the ASGI scope: monotonic seconds, when the headers had come
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -52,7 +51,7 @@ class Envelope:
         except Exception as error:
             if answer.status is not None:  # part of an answer is out: only closing the connection is left
                 raise
-            await failure_of(error).response()(scope, receive, answer.send)
+            await failure_of(error, request_text(scope)).response()(scope, receive, answer.send)
         if answer.status is not None:
             route = get_route_path(scope)
             path = route if route in self._routes else "other"

@@ -24,10 +24,13 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from core.errors import EngineDeadError, GenerationError, NonetError, OverloadedError, RequestError
 
 log = logging.getLogger("nonet.http")
+
+REQUEST_ID = "nonet.request_id"  # key in the ASGI scope
 
 
 class ShuttingDownError(NonetError):
@@ -67,8 +70,8 @@ def _server_error(status: int, code: str, message: str, retry_after: float | Non
     return Failure(status, message, "server_error", code=code, headers=headers)
 
 
-def failure_of(error: BaseException) -> Failure:
-    """The table above."""
+def failure_of(error: BaseException, request: str = "?") -> Failure:
+    """The table above. `request`: whose failure it is, for the log (`request_text`)."""
     match error:
         case RequestError():
             kind = "invalid_request_error" if error.status < 500 else "server_error"
@@ -78,15 +81,15 @@ def failure_of(error: BaseException) -> Failure:
         case ShuttingDownError():
             return _server_error(503, "shutting_down", "The server is shutting down.", 1)
         case EngineDeadError():
-            log.error("engine is not available: %r", str(error))
+            log.error("request %s: engine is not available: %r", request, str(error))
             return _server_error(503, "engine_dead", "The engine is not available.")
         case GenerationError():
-            log.error("generation failed: %r", str(error))  # quoted: no line breaks in the log
+            log.error("request %s failed: %r", request, str(error))  # quoted: no line breaks in the log
             who = "The engine" if error.part is None else f"The plugin {error.part}"
             return _server_error(500, "generation_failed", f"{who} failed while it ran this request.")
         case HTTPException():
             return Failure(error.status_code, error.detail, code=_http_code(error.status_code))
-    log.error("unexpected %s", type(error).__name__, exc_info=error)
+    log.error("request %s: unexpected %s", request, type(error).__name__, exc_info=error)
     return _server_error(500, "internal_error", "Internal server error.")
 
 
@@ -94,9 +97,15 @@ def _http_code(status: int) -> str:
     return {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
 
 
-async def answer_error(_request: Request, error: Exception) -> Response:
+def request_text(scope: Scope, answer_id: str = "") -> str:
+    """Both names of a request, as in the answer: its header X-Request-Id, and its body's `id`."""
+    name = str(scope.get(REQUEST_ID, "?"))
+    return f"{name} ({answer_id})" if answer_id else name
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
     """Exception handler of the application."""
-    response = failure_of(error).response()
+    response = failure_of(error, request_text(request.scope)).response()
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)
     return response

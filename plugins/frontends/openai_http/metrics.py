@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from core.metrics import Metrics
 from core.stages.frontend import FrontHalf
@@ -67,6 +67,23 @@ class HttpMetrics:
         for name, (text, value) in values.items():
             yield GaugeMetricFamily(f"nonet_{name}", text, value)
         yield self._status()
+        yield from self._plugins()
+
+    def _plugins(self) -> Iterator[Metric]:
+        """Of the components that have failed since the start, as `/plugins` tells of them."""
+        labels = ("group", "name")
+        failures = CounterMetricFamily(
+            "nonet_plugin_failures", "failures of a component since the start", labels=labels
+        )
+        quarantined = GaugeMetricFamily(
+            "nonet_plugin_quarantined", "1 for a component that was switched off after failures", labels=labels
+        )
+        latest = {(incident.group, incident.name): incident for incident in self._front.incidents()}
+        for who, incident in latest.items():
+            failures.add_metric(who, incident.failures)
+            quarantined.add_metric(who, float(incident.quarantined))
+        yield failures
+        yield quarantined
 
     def _status(self) -> Metric:
         family = GaugeMetricFamily("nonet_health", "1 for the present status", labels=("status",))

@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from plugins.frontends.openai_http.answer import Collected, Shape
 from plugins.frontends.openai_http.calls import Call
-from plugins.frontends.openai_http.errors import ClientGoneError, failure_of, json_response
+from plugins.frontends.openai_http.errors import ClientGoneError, failure_of, json_response, request_text
 
 log = logging.getLogger("nonet.http")
 
@@ -94,7 +94,7 @@ class AnswerResponse(Response):
         except ClientGoneError:
             raise
         except Exception as error:
-            response = failure_of(error).response()
+            response = failure_of(error, request_text(scope, self._shape.head.id)).response()
         await self._write(scope, lambda: response(scope, receive, send))
 
     async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,7 +108,7 @@ class AnswerResponse(Response):
         except ClientGoneError:
             raise
         except Exception as error:
-            failure = failure_of(error)
+            failure = failure_of(error, request_text(scope, self._shape.head.id))
             if not started:
                 await failure.response()(scope, receive, send)
                 return

@@ -51,7 +51,7 @@ class Status:
         description = self._service.context.description
         latest = {(incident.group, incident.name): incident for incident in self._service.front.incidents()}
         rows = [{**_public(row), **_state(latest.get((row["stage"], row["name"])))} for row in description.rows()]
-        return json_response({"pipeline_hash": description.pipeline_hash, "plugins": rows})
+        return json_response({"pipeline_hash": description.pipeline_hash, "plugins": _encodable(rows)})
 
     async def metrics(self, _request: Request) -> Response:
         await self._service.front.flush_observers()  # a client that has its answer finds it counted
@@ -76,6 +76,19 @@ class Status:
 
 def _public(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "settings": {key: value for key, value in row["settings"].items() if key not in _HIDDEN}}
+
+
+def _encodable(value: Any) -> Any:
+    """Values and reasons may be a stranger's: lone surrogates, which have no UTF-8 form, become "?"."""
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case dict():
+            return {_encodable(key): _encodable(item) for key, item in value.items()}
+        case list():
+            return [_encodable(item) for item in value]
+        case _:
+            return value
 
 
 def _state(latest: PluginIncident | None) -> dict[str, Any]:

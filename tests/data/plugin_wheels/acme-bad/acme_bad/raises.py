@@ -1,4 +1,4 @@
-from core.hookspecs import Component, hookimpl
+from core.hookspecs import hookimpl
 
 NONET_API = "1.1"
 

@@ -6,8 +6,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from core.components import PluginRecord
 from core.hookspecs import API_VERSION, Component, hookimpl
-from core.plugins import PluginRecord, Plugins
+from core.plugins import Plugins
 
 
 class FakeDistribution:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core.testing.server import metric
+from core.testing.harness.server import metric
 
 REASONS = ("stop", "length", "abort", "error", "repetition")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
@@ -12,13 +12,14 @@ from typing import Any
 
 from core.cache.kv_cache import KVCache
 from core.client import InlineClient
+from core.components import GROUPS
 from core.engine import Engine
 from core.front.front import Front
-from core.hookspecs import GROUPS
+from core.front.request_fields import RequestFields
 from core.isolation.faults import ComponentName, Names
 from core.isolation.front import FrontLimits
 from core.observers import Named, Observers
-from core.outputs import RequestOutput, RequestRecord, StepStats
+from core.outputs import PluginIncident, RequestOutput, RequestRecord, StepStats
 from core.pipeline import FrontPipeline
 from core.request import Request, SamplingParams
 from core.stages.admission import AdmissionContext, LoadAware
@@ -29,8 +30,8 @@ from core.stages.renderer import RendererContext, TokenPrompt
 from core.stages.text_renderer import Text
 from core.stages.tool_parser import NoTools, ToolParserContext
 from core.testing.engines import fake_spec, make_engine
-from core.testing.executors import FakeExecutor, Fault
 from core.testing.fakes import VOCAB_SIZE, expected_ids
+from core.testing.harness.fake_executors import FakeExecutor, Fault
 from core.testing.tokenizers import byte_level_bpe
 
 NAMES = Names(ComponentName(group, "chaos", "chaos, acme 1.0") for group in GROUPS)
@@ -47,6 +48,25 @@ class RecordList:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+class AnyFields(RequestFields):
+    """Of an engine whose sampler takes every request."""
+
+    def __init__(self) -> None:
+        pass
+
+    def check(self, params: SamplingParams) -> None:
+        pass
+
+    def processor(self, name: str) -> ComponentName:
+        return ComponentName("logits_processors", name, "chaos, acme 1.0")
+
+    def check_extra(self, name: str, values: object) -> None:
+        pass
+
+    def check_running(self, params: SamplingParams, incidents: Iterable[PluginIncident]) -> None:
+        pass
 
 
 class FrontHarness:
@@ -79,7 +99,7 @@ class FrontHarness:
             renderer=Text(Text.Settings(), RendererContext(self.spec, self.tokenizer)),
             admission=LoadAware(LoadAware.Settings(**admission), admission_context),
             detokenizer=Incremental(Incremental.Settings(stream_interval=1), DetokenizerContext(self.tokenizer)),
-            check_fields=lambda params: None,
+            request_fields=AnyFields(),
             tool_parser=NoTools(NoTools.Settings(), ToolParserContext(self.spec)),
             observers=Observers(members),
             names=NAMES,

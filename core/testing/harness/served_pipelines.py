@@ -15,12 +15,12 @@ from core.assembly import build_frontend
 from core.metrics import Metrics
 from core.session import served_names
 from core.stages.frontend import FrontendContext
-from core.testing.pipelines import RunningPipeline, running
-from core.testing.serving import NetworkFrontend, serving
+from core.testing.harness.frontend_thread import NetworkFrontend, serving
+from core.testing.harness.pipelines import RunningPipeline, running
 
 
 class ServedPipeline:
-    """A `core.testing.serving.NetworkFrontend`: `with serving(ServedPipeline("model.source=…")) as url`.
+    """A `core.testing.harness.frontend_thread.NetworkFrontend`: `with serving(ServedPipeline("model.source=…")) as url`.
 
     `running` checks at the end that everything requests held is back.
     """

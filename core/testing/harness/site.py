@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 120.0
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 NOT_SOURCE = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist", ".*_cache")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from core.testing.server import RunningServer, metric
+from core.testing.harness.server import RunningServer, metric
 
 T = TypeVar("T")
 COMPLETIONS = "/v1/completions"

@@ -22,9 +22,9 @@ from types import MappingProxyType, TracebackType
 
 import psutil
 
-from core.testing.serving import wait_until
+from core.testing.harness.frontend_thread import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 START_S = 120.0  # a start is a few seconds; a loaded machine gets more
 STOP_S = 30.0
 _ADDRESS = re.compile(r"^Nonet serving .* on (http://\S+)$", re.MULTILINE)

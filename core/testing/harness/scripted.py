@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from core.batch import ModelBatch, SampledRow, SamplerOutput
-from core.testing.executors import Done, FakeExecutor
+from core.testing.harness.fake_executors import Done, FakeExecutor
 
 
 def nothing(row: SampledRow) -> int:

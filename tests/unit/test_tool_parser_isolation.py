@@ -1,0 +1,100 @@
+"""A tool parser that fails in one of 32 streams, and is switched off when it fails often."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from functools import partial
+
+import pytest
+
+from core.errors import GenerationError, RequestError
+from core.isolation.front import FrontLimits
+from core.stages.tool_parser import ParsedText, ToolCallDelta
+from core.testing.harness.fronts import FrontHarness, ids_of, oracle, request
+from core.testing.isolation import (
+    BLOCK_S,
+    QUICK,
+    Around,
+    boom,
+    leave,
+    raising,
+    returning,
+)
+from plugins.schedulers.fcfs import Fcfs
+from plugins.tool_parsers.hermes import Hermes
+
+Harness = partial(FrontHarness, Fcfs)
+NAN = math.nan
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+SAID = 'Look: <tool_call>{"name": "f", "arguments": {"number": NUMBER}}</tool_call> done'
+
+
+class Parser:
+    """Hermes whose streams do `act` when they are pushed the victim's text."""
+
+    def __init__(self, act):
+        self._act = act
+
+    def stream(self, tools):
+        stream = Hermes(Hermes.Settings(), None).stream(tools)
+        tools.clear()
+        return Around(stream, push=lambda inner, text: self._act(inner, text) if "bad" in text else inner.push(text))
+
+
+def slow(inner, text):
+    time.sleep(BLOCK_S)
+    return inner.push(text)
+
+
+TOOL_FAULTS = {
+    "raise": boom,
+    "SystemExit": leave,
+    "KeyboardInterrupt": raising(KeyboardInterrupt()),
+    "wrong shape": returning({"content": ""}),
+    "NaN": returning(ParsedText("", (ToolCallDelta(0, name="f", arguments=NAN),))),
+    "block": slow,
+}
+
+
+@pytest.mark.parametrize("name", TOOL_FAULTS)
+async def test_tool_parser(name):
+    """Each of 32 streams gets its pieces in turn."""
+    async with Harness(wrap={"tool_parser": lambda inner: Parser(TOOL_FAULTS[name])}, limits=QUICK) as h:
+        streams = {number: h.front.tool_parser.stream(TOOLS) for number in range(32)}
+        assert len(TOOLS) == 1, "what it is given is its own"
+        content, calls, failed = dict.fromkeys(streams, ""), dict.fromkeys(streams, ""), {}
+        for piece in (*SAID.split(" "), None):
+            for number, stream in streams.items():
+                text = None if piece is None else piece.replace("NUMBER", "bad" if number == 16 else str(number)) + " "
+                try:
+                    parsed = stream.finish() if text is None else stream.push(text)
+                except GenerationError as error:
+                    failed.setdefault(number, str(error))
+                    continue
+                content[number] += parsed.content
+                calls[number] += "".join(call.arguments for call in parsed.tool_calls)
+        for number in set(streams) - {16}:
+            assert content[number] == "Look:  done "
+            assert json.loads(calls[number]) == {"number": number}
+        assert set(failed) == (set() if name == "block" else {16})
+        assert all(text.startswith("tool_parser=chaos (plugin chaos, acme 1.0): ") for text in failed.values())
+        (incident,) = h.front.incidents()
+        assert (incident.group, incident.failures, incident.quarantined) == ("tool_parser", 1, False)
+
+
+async def test_tool_parser_is_switched_off_after_a_few_failures():
+    async with Harness(wrap={"tool_parser": lambda inner: Parser(boom)}, limits=FrontLimits(quarantine_after=2)) as h:
+        before = h.front.tool_parser.stream(TOOLS)
+        for _ in range(2):
+            with pytest.raises(GenerationError):
+                h.front.tool_parser.stream(TOOLS).push("bad")
+        with pytest.raises(RequestError, match="tool_parser=chaos was switched off after 2 failures") as caught:
+            h.front.tool_parser.stream(TOOLS)
+        assert (caught.value.status, caught.value.param) == (503, "tools")
+        assert before.push("a stream that is open goes on").content
+        assert [incident.quarantined for incident in h.front.incidents()] == [True]
+        assert ids_of(await h.answer(request())) == oracle()
