@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -44,3 +47,11 @@ def real_model(request: pytest.FixtureRequest) -> ModelFiles:
     """Each of the real models."""
     found: ModelFiles = request.getfixturevalue(request.param)
     return found
+
+
+def _encodable(as_text: Callable[[logging.Formatter, logging.LogRecord], str]) -> Any:
+    """Tests of hostile plugins log lone surrogates, and pytest-xdist cannot carry a report that holds one."""
+    return lambda self, record: as_text(self, record).encode("utf-8", "backslashreplace").decode()
+
+
+logging.Formatter.format = _encodable(logging.Formatter.format)  # type: ignore[method-assign]

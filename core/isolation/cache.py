@@ -81,8 +81,11 @@ class GuardedCache:
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
         holding = self.holdings.get(request.request_id) or Holding()
-        request.block_table = holding.blocks
+        request.block_table, output, prompt = holding.blocks, request.output_token_ids, request.prompt_token_ids
         done = self._call(request, self._cache.allocate, request, num_tokens)
+        if request.output_token_ids is not output or request.prompt_token_ids is not prompt:
+            request.output_token_ids, request.prompt_token_ids = output, prompt
+            self._refuse("allocate put other token ids in place of the request's", request)
         if type(done) is not bool:
             self._refuse(f"allocate returned {shown(done)}, not True or False", request)
         if request.block_table is not holding.blocks or holding.blocks[: len(holding.table)] != holding.table:

@@ -113,13 +113,22 @@ async def _run_fault(session: Session, group: str, fault: Fault, solo: Mapping[s
         return await _measured(session, group, fault, solo)
 
 
+async def _incidents(pipeline: RunningPipeline, fault: Fault) -> list[str]:
+    """What is said of the plugin. An observer runs beside the requests: its block may be told after they have ended."""
+    deadline = time.monotonic() + (fault.block_s + 1.0 if fault.kind == "block" else 0.1)
+    while True:
+        await asyncio.sleep(0.1)
+        found = [i.reason for i in pipeline.front.incidents() if PLUGIN.distribution in f"{i.plugin} {i.reason}"]
+        if found or time.monotonic() > deadline:
+            return found
+
+
 async def _measured(session: Session, group: str, fault: Fault, solo: Mapping[str, list[int]]) -> Cell:
     started = time.perf_counter()
     async with _running(session) as pipeline:
         runs = {r.request_id: _answer(pipeline, r, fault, group) for r in requests()}
         found = dict(zip(runs, await asyncio.gather(*runs.values(), return_exceptions=True), strict=True))
-        await asyncio.sleep(0.1)  # observers run beside
-        incidents = [i.reason for i in pipeline.front.incidents() if PLUGIN.distribution in f"{i.plugin} {i.reason}"]
+        incidents = await _incidents(pipeline, fault)
         whole = await _leftovers(pipeline)
     return Cell(
         group=group,
