@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, is_
 from typing import NoReturn, ParamSpec, TypeVar
 
 from core.batch import Verdict
@@ -21,6 +22,7 @@ T = TypeVar("T")
 
 
 NO_BLOCKS = ReadOnlyList()
+_NOT_THEIRS = attrgetter("output_token_ids", "prompt_token_ids", "status", "num_computed_tokens")
 
 
 @dataclass(slots=True, eq=False)
@@ -81,11 +83,11 @@ class GuardedCache:
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
         holding = self.holdings.get(request.request_id) or Holding()
-        request.block_table, output, prompt = holding.blocks, request.output_token_ids, request.prompt_token_ids
+        request.block_table, before = holding.blocks, _NOT_THEIRS(request)
         done = self._call(request, self._cache.allocate, request, num_tokens)
-        if request.output_token_ids is not output or request.prompt_token_ids is not prompt:
-            request.output_token_ids, request.prompt_token_ids = output, prompt
-            self._refuse("allocate put other token ids in place of the request's", request)
+        if not all(map(is_, _NOT_THEIRS(request), before)):
+            request.output_token_ids, request.prompt_token_ids, request.status, request.num_computed_tokens = before
+            self._refuse("allocate changed a request, of which only the blocks are its to change", request)
         if type(done) is not bool:
             self._refuse(f"allocate returned {shown(done)}, not True or False", request)
         if request.block_table is not holding.blocks or holding.blocks[: len(holding.table)] != holding.table:
