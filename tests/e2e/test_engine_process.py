@@ -642,7 +642,7 @@ async def test_start_and_stop_keep_nothing(make: Make) -> None:
 
 
 def test_sockets_are_never_on_the_network() -> None:
-    for name in ("child.py", "process.py", "client.py", "wire.py"):
+    for name in ("border/child.py", "border/thread_client.py", "process.py", "client.py", "wire.py"):
         text = (ROOT / "core" / name).read_text(encoding="utf-8")
         assert "tcp://" not in text, name
         assert "recv_pyobj" not in text, name
