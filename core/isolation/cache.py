@@ -8,13 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, is_
 from typing import NoReturn, ParamSpec, TypeVar
 
 from core.batch import Verdict
 from core.cache.kv_cache import KVCache
 from core.errors import shown
 from core.isolation.faults import Faults, StageError
+from core.isolation.stages import Before
 from core.request import FinishReason, ReadOnlyList, Request
 
 P = ParamSpec("P")
@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 
 NO_BLOCKS = ReadOnlyList()
-_NOT_THEIRS = attrgetter("output_token_ids", "prompt_token_ids", "status", "num_computed_tokens")
 
 
 @dataclass(slots=True, eq=False)
@@ -83,10 +82,9 @@ class GuardedCache:
 
     def allocate(self, request: Request, num_tokens: int) -> bool:
         holding = self.holdings.get(request.request_id) or Holding()
-        request.block_table, before = holding.blocks, _NOT_THEIRS(request)
+        request.block_table, before = holding.blocks, Before((request,))
         done = self._call(request, self._cache.allocate, request, num_tokens)
-        if not all(map(is_, _NOT_THEIRS(request), before)):
-            request.output_token_ids, request.prompt_token_ids, request.status, request.num_computed_tokens = before
+        if before.restore():
             self._refuse("allocate changed a request, of which only the blocks are its to change", request)
         if type(done) is not bool:
             self._refuse(f"allocate returned {shown(done)}, not True or False", request)

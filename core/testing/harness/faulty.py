@@ -76,13 +76,18 @@ def changes_of(request: Request) -> Changes:
 
 
 @dataclass(slots=True)
-class FaultyRenderer:
+class Wrapper:
+    """A component that is itself but for what a subclass overrides."""
+
     inner: Any
     fault: Fault
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
+
+@dataclass(slots=True)
+class FaultyRenderer(Wrapper):
     def render(self, prompt: Any) -> Any:
         if not (isinstance(prompt, TextPrompt) and prompt.text.startswith(VICTIM)):
             return self.inner.render(prompt)
@@ -126,13 +131,7 @@ class FaultyAdmission:
 
 
 @dataclass(slots=True)
-class FaultyScheduler:
-    inner: Any
-    fault: Fault
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
+class FaultyScheduler(Wrapper):
     def schedule(self) -> Any:
         plan: SchedulerOutput = self.inner.schedule()
         due = [part for part in plan.scheduled if is_due(part.request)]
@@ -177,13 +176,8 @@ class FaultyDecode:
 
 
 @dataclass(slots=True)
-class FaultyDetokenizer:
-    inner: Any
-    fault: Fault
+class FaultyDetokenizer(Wrapper):
     _seen: dict[str, int] = field(default_factory=dict)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def push(self, deltas: Sequence[TokenDelta]) -> Any:
         for delta in deltas:
@@ -223,13 +217,7 @@ class FaultyCompletion:
 
 
 @dataclass(slots=True)
-class FaultyCache:
-    inner: Any
-    fault: Fault
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
+class FaultyCache(Wrapper):
     def allocate(self, request: Request, num_tokens: int) -> Any:
         if is_due(request):
             kind = self.fault.strike(changes_of(request))

@@ -10,7 +10,7 @@ import torch
 
 from core.batch import ModelBatch, SampledRow, SamplerOutput, SamplingMetadata
 from core.model.interface import Linear, StepResult
-from core.testing.harness.faulty import AFTER_TOKENS, NAN, Changes, Fault, is_victim
+from core.testing.harness.faulty import AFTER_TOKENS, NAN, Changes, Fault, Wrapper, is_victim
 
 
 def changes_of_row(row: SampledRow) -> Changes:
@@ -39,13 +39,7 @@ def tokens_of(row: SampledRow, batch: ModelBatch) -> slice:
 
 
 @dataclass(slots=True)
-class FaultySampler:
-    inner: Any
-    fault: Fault
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
+class FaultySampler(Wrapper):
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> Any:
         due = due_rows(metadata)
         if not due:
@@ -80,13 +74,7 @@ class FaultyLogitsProcessor:
 
 
 @dataclass(slots=True)
-class FaultyModel:
-    inner: Any
-    fault: Fault
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
+class FaultyModel(Wrapper):
     def forward(self, batch: ModelBatch, kv_caches: Sequence[torch.Tensor]) -> torch.Tensor:
         due = due_rows(batch.sampling)
         if not due:
@@ -102,13 +90,8 @@ class FaultyModel:
 
 
 @dataclass(slots=True)
-class FaultyAttention:
-    inner: Any
-    fault: Fault
+class FaultyAttention(Wrapper):
     _tokens: slice | None = None  # of the victim, in the batch that was prepared
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def prepare(self, batch: ModelBatch, specs: Any) -> Any:
         self._tokens = None
@@ -129,14 +112,8 @@ class FaultyAttention:
 
 
 @dataclass(slots=True)
-class MarkingModel:
+class MarkingModel(Wrapper):
     """Fails nowhere: it says which tokens are the victim's, for a quant method, which is told of no request."""
-
-    inner: Any
-    fault: Fault
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def forward(self, batch: ModelBatch, kv_caches: Sequence[torch.Tensor]) -> torch.Tensor:
         due = due_rows(batch.sampling)
@@ -182,13 +159,7 @@ class FaultyLinear:
 
 
 @dataclass(slots=True)
-class FaultyExecutor:
-    inner: Any
-    fault: Fault
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
+class FaultyExecutor(Wrapper):
     def submit(self, batch: ModelBatch) -> Any:
         due = due_rows(batch.sampling)
         if not due:
