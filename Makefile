@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: setup serve chat test check-plugins lint format types docs bench clean
+.PHONY: setup serve chat test check-plugins check-scheduling lint format types docs bench clean
 
 setup: $(STAMP)
 
@@ -26,6 +26,9 @@ test: setup
 
 check-plugins: setup
 	$(RUN) -m core.lab.check_plugins $(ARGS)
+
+check-scheduling: setup
+	$(RUN) -m core.lab.check_scheduling $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -21,6 +21,7 @@ from core.errors import ConfigError, NonetError, PluginError, Terminated, descri
 from core.front.request_fields import RequestFields, params_class
 from core.isolation.faults import Faults
 from core.isolation.front import FrontLimits
+from core.kv_layout import KVLayout, largest_step, read_layout, wants_groups
 from core.model.interface import AttentionBackend, AttentionContext, Executor, ExecutorContext
 from core.observers import Named, ObserverContext, Observers
 from core.pipeline import EnginePipeline, FrontPipeline, Part, PipelineDescription
@@ -32,6 +33,7 @@ from core.stages.completion import CompletionContext
 from core.stages.decode import DecodeContext
 from core.stages.detokenizer import Detokenizer, DetokenizerContext
 from core.stages.frontend import Frontend, FrontendContext
+from core.stages.predictor import PredictorContext
 from core.stages.prefill import PrefillContext
 from core.stages.renderer import Renderer, RendererContext
 from core.stages.scheduler import SchedulerSettings
@@ -165,11 +167,20 @@ def build_engine(
 ) -> EnginePipeline:
     """Stages 4 to 7 and 9, with the model loaded and the KV pool allocated."""
     from core.blueprint import Blueprint
+    from core.swap_start import SwapStart
 
     step_limits = _settings_of(description, "scheduler", SchedulerSettings)
     pool = _settings_of(description, "cache", CacheSettings)
     executor = _build_executor(description, settings, plugins, spec, progress)
-    num_blocks = _allocate(pool, executor, spec, step_limits.max_num_running_reqs)
+    max_tokens = min(step_limits.max_num_scheduled_tokens, spec.max_model_len)
+    make_prefill = partial(build, description.part("prefill"), PrefillContext(step_limits.max_num_scheduled_tokens))
+    who, wanted = description.part("executor").who, wants_groups(description, pool)
+    layout = read_layout(
+        executor, who, wanted, pool, lambda: largest_step(make_prefill(), spec.max_model_len, max_tokens)
+    )
+    num_blocks = _allocate(pool, executor, spec, step_limits.max_num_running_reqs, layout)
+    swap_start = SwapStart(executor, who, num_blocks, max_tokens, spec.vocab_size)
+    swapping = swap_start.prepare(pool)
 
     def maker(group: str, context: object) -> Callable[[], Any]:
         return partial(build, description.part(group), context)
@@ -178,14 +189,21 @@ def build_engine(
         model=spec,
         executor=executor,
         completion=build(description.part("completion"), CompletionContext(spec)),
+        predictor=build(description.part("predictor"), PredictorContext(spec.max_model_len)),
         make_cache=partial(
-            _build_cache, description.part("cache"), pool.block_size, CacheContext(num_blocks, spec.max_model_len)
+            _build_cache,
+            description.part("cache"),
+            pool.block_size,
+            CacheContext(num_blocks, spec.max_model_len, swapping.num_blocks, layout.windows, layout.max_step_tokens),
         ),
-        make_prefill=maker("prefill", PrefillContext(step_limits.max_num_scheduled_tokens)),
+        make_prefill=make_prefill,
         make_decode=maker("decode", DecodeContext(spec.max_model_len)),
         make_scheduler=partial(build, description.part("scheduler")),
         step_limits=step_limits,
         clock=time.monotonic,
+        num_swap_blocks=swapping.num_blocks,
+        swap_cost=swapping.cost,
+        layout=layout,
     )
     return blueprint.build(_faults(description, settings.plugins))
 
@@ -193,7 +211,10 @@ def build_engine(
 def _build_cache(part: Part, block_size: int, context: CacheContext) -> KVCache:
     """A cache whose block ids and slots fit the KV memory that was allocated. Raises PluginError for another."""
     cache: KVCache = build(part, context)
-    for name, wanted in (("block_size", block_size), ("num_blocks", context.num_blocks)):
+    wanted_values = {"block_size": block_size, "num_blocks": context.num_blocks}
+    if context.num_swap_blocks:
+        wanted_values["num_swap_blocks"] = context.num_swap_blocks
+    for name, wanted in wanted_values.items():
         try:
             found = getattr(cache, name)
         except (Terminated, KeyboardInterrupt):
@@ -227,6 +248,7 @@ def _build_executor(
     from core.logits.sampling import SamplerBuilder
 
     step_limits = _settings_of(description, "scheduler", SchedulerSettings)
+    pool = _settings_of(description, "cache", CacheSettings)
     processors = description.chain("logits_processors")
     build_sampler = SamplerBuilder(description.part("sampler"), processors, build, spec, settings.plugins)
     context = ExecutorContext(
@@ -237,12 +259,13 @@ def _build_executor(
         build_sampler=build_sampler,
         dtype=settings.model.dtype,
         device=settings.model.device,
-        block_size=_settings_of(description, "cache", CacheSettings).block_size,
+        block_size=pool.block_size,
         max_num_scheduled_tokens=step_limits.max_num_scheduled_tokens,
         max_num_running_reqs=step_limits.max_num_running_reqs,
         progress=progress,
         incidents=build_sampler.incidents,
         faults=_faults(description, settings.plugins),
+        window_groups=wants_groups(description, pool),
     )
     return cast(Executor, build(description.part("executor"), context))
 
@@ -253,13 +276,17 @@ def _build_attention(description: PipelineDescription, plugins: Plugins, context
     return cast(AttentionBackend, build(description.part("attention"), context))
 
 
-def _allocate(settings: CacheSettings, executor: Executor, spec: ModelSpec, max_running: int) -> int:
+def _allocate(
+    settings: CacheSettings, executor: Executor, spec: ModelSpec, max_running: int, layout: KVLayout | None = None
+) -> int:
     """Size the KV pool: what config says, else a share of what is free where it will lie, never more than can be used."""
-    num_blocks = settings.num_blocks
-    if num_blocks is None:
+    layout = layout or KVLayout(block_size=settings.block_size)
+    if settings.num_blocks is not None:
+        num_blocks = settings.num_blocks * len(layout.windows)
+    else:
         block_bytes = executor.kv_bytes_per_block()
         budget = settings.memory_bytes(executor.free_memory())
-        num_blocks = min(budget // block_bytes, -(-spec.max_model_len // settings.block_size) * max_running)
+        num_blocks = min(budget // block_bytes, layout.num_needed(spec.max_model_len) * max_running)
         if num_blocks < 1:
             raise ConfigError(
                 f"cache.memory={settings.memory} ({budget} bytes) does not hold one KV block of {block_bytes} bytes; "
@@ -285,15 +312,20 @@ def make_engine(
     description: PipelineDescription | None = None,
 ) -> EngineLoop:
     """The engine, its model loaded. The model is found and read here where `spec` is not given, likewise `description`."""
-    from core.engine import Engine
-    from core.wire import EngineInfo
-
     description = description or describe(settings, plugins)
     spec = spec or read_model(settings, progress)
     check_model(description, settings, plugins, spec)
-    pipeline = build_engine(description, settings, plugins, spec, progress)
+    return engine_of(build_engine(description, settings, plugins, spec, progress), plugins)
+
+
+def engine_of(pipeline: EnginePipeline, plugins: Plugins) -> EngineLoop:
+    from core.engine import Engine
+    from core.wire import EngineInfo
+
+    spec = pipeline.model
     info = EngineInfo(
         num_kv_blocks=pipeline.cache.num_blocks,
+        num_kv_slots=pipeline.layout.num_tokens(pipeline.cache.num_blocks),
         block_size=pipeline.cache.block_size,
         max_model_len=spec.max_model_len,
         model_name=spec.name,

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):  # made for each request of each step, like SampledRow
     """One request's share of a step: positions [start, start + num_tokens) of its sequence."""
 
     request: Request
@@ -100,6 +99,10 @@ class ModelBatch:
     num_prefill_tokens: int = 0  # tokens that belong to requests still in their prompt
     # T index -> request id whose last sampled token (in flight) is the input; empty when nothing is in flight
     token_sources: Mapping[int, str] = field(default_factory=dict)
+    # Where layers are in G groups (`core.model.layer_groups`), the two tensors above are those of the first group, and these
+    # of the others; entries of blocks that have left a group's window are -1. Attention backends are shown one group at a time.
+    group_block_tables: torch.Tensor | None = None  # [G - 1, N, B] int32
+    group_slot_mappings: torch.Tensor | None = None  # [G - 1, T] int64
 
     @property
     def num_tokens(self) -> int:

@@ -32,7 +32,11 @@ def provide_renderers() -> Iterable[Component]:
 @hookimpl
 def provide_admissions() -> Iterable[Component]:
     yield Component("open", "core.stages.admission:Open", "context and field checks, no queue bound")
-    yield Component("load_aware", "core.stages.admission:LoadAware", "bounded queue: 503 with Retry-After past it")
+    yield Component(
+        "load_aware",
+        "core.stages.load_aware:LoadAware",
+        "a queue that is bounded in requests, tokens, time and per tenant: 503 with Retry-After past it",
+    )
 
 
 @hookimpl
@@ -68,6 +72,7 @@ def provide_models() -> Iterable[Component]:
         "core.model.decoder:NativeModel",
         "llama, mistral, qwen2, qwen3, gemma2, gemma3 from safetensors or GGUF",
         settings="core.model.model_settings:NativeSettings",
+        provides=("window_groups",),
         accepts={
             "model_type": tuple(FAMILIES),
             "file_kind": ("gguf", "hf"),
@@ -83,7 +88,7 @@ def provide_caches() -> Iterable[Component]:
         "paged",
         "core.cache.paged:PagedCache",
         "fixed-size blocks with a shared-prefix cache",
-        provides=("prefix_sharing",),
+        provides=("prefix_sharing", "swap", "window_groups"),
     )
 
 
@@ -94,7 +99,7 @@ def provide_executors() -> Iterable[Component]:
         "core.model.local_executor:LocalExecutor",
         "model and sampler in the engine's own process",
         settings="core.model.model_settings:LocalExecutorSettings",
-        provides=("history", "state"),
+        provides=("history", "state", "swap", "window_groups"),
         accepts={"device": ("cpu", "cuda"), "dtype": ("float32", "bfloat16", "float16")},
     )
 
@@ -102,6 +107,11 @@ def provide_executors() -> Iterable[Component]:
 @hookimpl
 def provide_tool_parsers() -> Iterable[Component]:
     yield Component("none", "core.stages.tool_parser:NoTools", "requests with tools are refused")
+
+
+@hookimpl
+def provide_predictors() -> Iterable[Component]:
+    yield Component("max_tokens", "core.stages.predictor:MaxTokens", "the most that a request may have")
 
 
 @hookimpl

@@ -49,13 +49,23 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "logits_processors.<field>": "honours a field of SamplingParams in place of the sampler",
         "executor.history": "when it samples, the ids of all earlier steps are known",
         "executor.state": "rows of a request always come to the same sampler, which is told of its end: state per request",
+        "executor.window_groups": "puts sliding layers into groups with block tables of their own",
+        "executor.swap": "copies KV blocks between the device and host memory",
         "cache.prefix_sharing": "finds the blocks of equal prefixes again",
+        "cache.window_groups": "gives back the blocks of sliding layers whose tokens have left the window",
+        "cache.swap": "keeps books of KV in host memory: that of preempted requests goes there and comes back",
         "attention.sliding_window": "layers in which a token sees the newest positions only",
+        "attention.window_groups": "reads no block before the windows of its layers; several layers may share a KV tensor",
         "attention.softcap": "attention scores limited by tanh",
+        "attention.blocks_first": "the first axis of a layer's KV cache is made of blocks: each can be copied alone",
+        "model.window_groups": "reads and writes KV by its attention backend alone",
         "model.tokenizer": "of the model file: it has a tokenizer that can be read",
     }
 )
 """group.word -> what a component that provides it does. Words of the built-ins; a plugin may have others."""
+
+SWAP_WORDS = ("cache.swap", "executor.swap", "attention.blocks_first")
+"""What swap memory in a config requires of the components."""
 
 FACTS: Mapping[str, str] = MappingProxyType(
     {
@@ -79,6 +89,7 @@ _NAME = re.compile(r"(?P<group>\w+)=(?P<name>[\w.-]+)")
 
 def check_composition(description: PipelineDescription, settings: Settings, plugins: Plugins) -> None:
     """Raises ConfigError for components that cannot work together."""
+    _refuse_swap_without_memory(description)
     facts = config_facts(settings, description)
     _refuse(clashes(_parties(description), facts, installed(plugins)))
 
@@ -118,8 +129,24 @@ def _fact(key: str, value: Value, clause: str) -> Fact:
     return Fact((value,), f"{key}={value}", key, key + clause.format(value))
 
 
+def _refuse_swap_without_memory(description: PipelineDescription) -> None:
+    """`preemption` auto swaps where it can; who asks for it by name is not to get something else."""
+    wanted = getattr(description.part("scheduler").settings, "preemption", None)
+    if wanted == "swap" and not getattr(description.part("cache").settings, "swaps", False):
+        raise ConfigError(
+            "scheduler.preemption=swap needs host memory for KV, and there is none; set cache.swap_memory (4GiB) or "
+            "cache.num_swap_blocks, or scheduler.preemption=recompute"
+        )
+
+
 def _parties(description: PipelineDescription) -> list[Party]:
-    return [party_of(part.provided) for part in description.parts]
+    parties = [party_of(part.provided) for part in description.parts]
+    settings = description.part("cache").settings
+    if getattr(settings, "swaps", False):
+        key = "num_swap_blocks" if getattr(settings, "num_swap_blocks", None) else "swap_memory"
+        said = f"cache.{key}={getattr(settings, key)}"
+        parties.append(Party("setting", key, said, requires=SWAP_WORDS, instead=f"set cache.{key}=0"))
+    return parties
 
 
 def party_of(provided: Provided) -> Party:

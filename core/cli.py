@@ -16,6 +16,7 @@ COMMANDS = {
     "chat": "chat in the terminal: chat +preset=chat",
     "generate": 'one prompt, or a JSONL file: generate +preset=chat prompt="…" max_tokens=32 temperature=0',
     "bench": "offline throughput, TTFT, TPOT and the framework's share, as JSON",
+    "simulate": "schedulers on simulated traffic: simulate scheduler=fair workload=conversation; also table, fit, compare",
     "plugins": "what is installed: plugins [list] [--json]; for authors: plugins new, check, matrix, faults",
     "explain": "the nine stages of a config, and where each value came from: explain +preset=chat",
     "doctor": "look for what commonly goes wrong on a machine",

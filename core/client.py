@@ -321,7 +321,7 @@ class ProcessClient(ThreadClient[bytes]):
 
 
 def _ended_well(delta: TokenDelta) -> bool:
-    return delta.finish_reason not in (None, FinishReason.ERROR, FinishReason.ABORT)
+    return delta.finish_reason not in (None, FinishReason.ERROR, FinishReason.ABORT, FinishReason.EXPIRED)
 
 
 def _exit_words(status: int | None) -> str:

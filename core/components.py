@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STAGES = ("frontend", "renderer", "admission", "scheduler", "prefill", "decode", "sampler", "detokenizer", "completion")
 """The nine words, in request order."""
 
-PARTS = ("model", "attention", "quant", "cache", "executor", "tool_parser")
+PARTS = ("model", "attention", "quant", "cache", "executor", "tool_parser", "predictor")
 """What the stages use, one of each."""
 
 CHAINS = ("logits_processors", "observers")

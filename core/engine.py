@@ -73,6 +73,7 @@ class Engine:
         try:
             plan = self._scheduler.schedule()  # 4 scheduler: who runs; asks 5 prefill and 6 decode how many tokens each
             self._endings += [self._ending(request) for request in plan.refused]
+            self._execution.swap(self._pipeline.cache.take_copies())  # KV of preempted requests: out, and back in
             if plan.is_empty:
                 return self._idle(plan)
             self._num_stalled = 0
@@ -86,6 +87,7 @@ class Engine:
             deltas = self._deltas(plan, result.sampled, verdicts, ended)  # for 8 detokenizer, in the front
             self._forget([*ended, *plan.preempted, *plan.refused])
             times = Times(self._step_ended or start, start, scheduled, built, executed, self._clock())
+            self._pipeline.prefill.step_finished(plan, batch.num_prefill_tokens, times.ended - times.previous)
             return self._output(deltas, self._stats(plan, batch, result, times), result.incidents)
         except StageError as error:  # the books, or the KV, can no longer be trusted
             self._recover(error)
@@ -234,12 +236,21 @@ class Engine:
         self, plan: SchedulerOutput, sampled: SamplerOutput, verdicts: Mapping[str, Verdict], ended: Sequence[Request]
     ) -> list[TokenDelta]:
         """One delta for each request with new tokens, and for each that ended in whatever way."""
-        self._collect_prompt_logprobs(plan, sampled)
-        deltas = []
+        if sampled.prompt_logprobs:
+            self._collect_prompt_logprobs(plan, sampled)
+        deltas, only_ids = [], not (sampled.logprobs or self._prompt_logprobs)
         for part in plan.scheduled:
-            verdict = verdicts.get(part.request.request_id)
-            if verdict is not None and (verdict.token_ids or verdict.finish_reason):
-                deltas.append(self._delta(part.request, verdict, sampled))
+            request = part.request
+            verdict = verdicts.get(request.request_id)
+            if verdict is None or not (verdict.token_ids or verdict.finish_reason):
+                continue
+            ids = verdict.token_ids
+            if only_ids and verdict.finish_reason is None and len(request.output_token_ids) > len(ids):
+                deltas.append(TokenDelta(request_id=request.request_id, token_ids=list(ids)))  # neither first nor last
+            else:
+                deltas.append(self._delta(request, verdict, sampled))
+        if not ended:
+            return deltas
         told = {delta.request_id for delta in deltas if delta.finish_reason is not None}
         return deltas + [self._ending(request) for request in ended if request.request_id not in told]
 
@@ -295,32 +306,51 @@ class Engine:
             self._faults.note(error.group, error.reason, error)
             return 0
 
+    def _num_free_swap_blocks(self) -> int:
+        try:
+            return self._pipeline.cache.num_free_swap_blocks
+        except StageError as error:  # likewise
+            self._faults.note(error.group, error.reason, error)
+            return 0
+
     def _gauges(self) -> StepStats:
-        running, waiting = self._scheduler.counts()
+        running, waiting, swapped = self._scheduler.counts()
         return StepStats(
             step=self._last_step,
             running=running,
             waiting=waiting,
+            swapped=swapped,
+            num_swapped_out_blocks=self._execution.num_swapped_out_blocks,
+            num_swapped_in_blocks=self._execution.num_swapped_in_blocks,
             kv_blocks_free=self._num_free_blocks(),
             kv_blocks_total=self._pipeline.cache.num_blocks,
+            swap_blocks_free=self._num_free_swap_blocks(),
+            swap_blocks_total=self._pipeline.cache.num_swap_blocks,
         )
 
     def _stats(self, plan: SchedulerOutput, batch: ModelBatch, result: StepResult, times: Times) -> StepStats:
         self._last_step = plan.step
         self._step_ended = times.ended if self.has_work() else None
-        running, waiting = self._scheduler.counts()
+        running, waiting, swapped = self._scheduler.counts()
         forward_s = result.forward_s or times.executed - times.built - result.sample_s
+        num_queried, num_cached = _prefix_tokens(plan)
         return StepStats(
             step=plan.step,
             num_requests=len(plan.scheduled),
             num_scheduled_tokens=plan.num_scheduled_tokens,
             num_prefill_tokens=batch.num_prefill_tokens,
             num_preemptions=len(plan.preempted),
-            num_cached_tokens=sum(p.start for p in plan.scheduled if p.start == p.request.num_cached_tokens),
+            num_queried_tokens=num_queried,
+            num_cached_tokens=num_cached,
             running=running,
             waiting=waiting,
+            swapped=swapped,
+            num_swapped_out_blocks=self._execution.num_swapped_out_blocks,
+            num_swapped_in_blocks=self._execution.num_swapped_in_blocks,
             kv_blocks_free=self._num_free_blocks(),
             kv_blocks_total=self._pipeline.cache.num_blocks,
+            swap_blocks_free=self._num_free_swap_blocks(),
+            swap_blocks_total=self._pipeline.cache.num_swap_blocks,
             between_s=times.start - times.previous,
             schedule_s=times.scheduled - times.start,
             build_s=times.built - times.scheduled,
@@ -328,3 +358,14 @@ class Engine:
             sample_s=result.sample_s,
             output_s=times.ended - times.executed,
         )
+
+
+def _prefix_tokens(plan: SchedulerOutput) -> tuple[int, int]:
+    """Prompt tokens of the requests that start with this plan and look into the prefix cache; of these, found there."""
+    num_queried = num_cached = 0
+    for part in plan.scheduled:
+        request = part.request
+        if part.start == request.num_cached_tokens and not request.num_preemptions:
+            num_queried += request.num_prompt_tokens if request.params.prompt_logprobs is None else 0
+            num_cached += part.start
+    return num_queried, num_cached

@@ -6,7 +6,7 @@ a `Component` names a class, config selects it, assembly imports and builds it a
 
 The module also says which version of this contract it was written for, as a literal::
 
-    NONET_API = "1.1"
+    NONET_API = "1.2"
 
 A plugin for API 1.N loads here where N is not past ours: from the first release on, a minor version only adds
 (`API_VERSION` says what is different about 1.0). Another major version, a newer minor one, or none, is refused with one
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 PROJECT = "nonet"
-API_VERSION = "1.1"
+API_VERSION = "1.2"
 """Version of this contract, major.minor.
 
 1.0 had the hooks of the nine stages and of model, attention, quant, cache and executor. It was never released; 1.1 is to
@@ -61,7 +61,10 @@ as it did; but:
 - The event hooks `step_finished` and `request_finished` are gone (now observers), and so is `Component.api_version`
   (now NONET_API): a plugin with either is refused.
 
-What 1.1 added is in `SINCE`."""
+1.2 only adds, and a plugin that says 1.1 runs as it did: new methods of a contract need not be there, and new fields of what a
+plugin is given have defaults.
+
+What 1.1 and 1.2 added is in `SINCE`."""
 
 SINCE: Mapping[str, str] = MappingProxyType(
     {
@@ -75,6 +78,42 @@ SINCE: Mapping[str, str] = MappingProxyType(
         "Request.append_output": "1.1",
         "Scheduler.add of requests with output": "1.1",
         "KVCache.free(discard=)": "1.1",
+        "provide_predictors": "1.2",
+        "SchedulerContext.predictor": "1.2",
+        "Request.deadline": "1.2",
+        "EngineRequest.deadline": "1.2",
+        "GenerateRequest.ttl": "1.2",
+        "Load.queued_tokens and what else says how fast the queue moves": "1.2",
+        "Request.group_tables": "1.2",
+        "ModelBatch.group_block_tables": "1.2",
+        "ModelBatch.group_slot_mappings": "1.2",
+        "Decode.proposes": "1.2",
+        "Prefill.step_finished": "1.2",
+        "Prefill.largest_chunk": "1.2",
+        "SchedulerContext.swap_cost": "1.2",
+        "KVCache.peek": "1.2",
+        "KVCache.slide": "1.2",
+        "KVCache.num_needed": "1.2",
+        "KVCache.num_missing": "1.2",
+        "KVCache.swap_out": "1.2",
+        "KVCache.swap_in": "1.2",
+        "KVCache.num_swapped_tokens": "1.2",
+        "KVCache.take_copies": "1.2",
+        "KVCache.num_swap_blocks": "1.2",
+        "KVCache.num_free_swap_blocks": "1.2",
+        "KVCache.reset while requests run": "1.2",
+        "CacheContext.num_swap_blocks": "1.2",
+        "CacheContext.windows": "1.2",
+        "CacheContext.max_step_tokens": "1.2",
+        "Executor.allocate_swap": "1.2",
+        "Executor.swap": "1.2",
+        "Executor.measure_swap": "1.2",
+        "Executor.windows": "1.2",
+        "ExecutorContext.window_groups": "1.2",
+        "Policy.rank": "1.2",
+        "Policy.num_reserved": "1.2",
+        "Policy.joined": "1.2",
+        "Policy.started": "1.2",
     }
 )
 """What is newer than 1.0, and since when: hooks, fields of `Component`, and parts of what stages are given or must do."""
@@ -390,6 +429,22 @@ def provide_tool_parsers() -> Iterable[Component]:
                 "a call that is the whole answer",
                 provides=("tools",),
             )
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def provide_predictors() -> Iterable[Component]:
+    """How many tokens a request will still generate: what shortest-first scheduling rests on.
+
+    Config group `predictor`; exactly one is selected, `max_tokens` by default. Built once in the engine process.
+    Contract: `core.stages.predictor.Predictor`.
+
+    Example::
+
+        @hookimpl
+        def provide_predictors():
+            yield Component("mean", "acme.mean:Mean", "the mean of all requests that have ended")
     """
     raise NotImplementedError
 

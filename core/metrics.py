@@ -27,6 +27,9 @@ class Steps:
     last: StepStats | None = None
     count: int = 0
     preemptions: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     scheduled_tokens: int = 0
     prefill_tokens: int = 0
@@ -34,9 +37,12 @@ class Steps:
 
     def add(self, stats: StepStats) -> None:
         self.last = stats
+        self.swapped_out_blocks += stats.num_swapped_out_blocks
+        self.swapped_in_blocks += stats.num_swapped_in_blocks
         if stats.num_requests:
             self.count += 1
             self.preemptions += stats.num_preemptions
+            self.prefix_query_tokens += stats.num_queried_tokens
             self.prefix_hit_tokens += stats.num_cached_tokens
             self.scheduled_tokens += stats.num_scheduled_tokens
             self.prefill_tokens += stats.num_prefill_tokens
@@ -67,8 +73,11 @@ class Metrics:
 
         self.running = gauge("requests_running", "sequences in the running batch")
         self.waiting = gauge("requests_waiting", "sequences waiting, preempted ones included")
+        self.swapped = gauge("requests_swapped", "preempted sequences with KV in host memory")
         self.blocks_free = gauge("kv_blocks_free", "KV blocks free, or cached and evictable")
         self.blocks_total = gauge("kv_blocks_total", "KV blocks in the pool")
+        self.swap_blocks_free = gauge("swap_blocks_free", "host memory for KV: blocks that nobody needs")
+        self.swap_blocks_total = gauge("swap_blocks_total", "host memory for KV: blocks in all")
 
     def _counters(self) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -76,11 +85,14 @@ class Metrics:
 
         self.steps = counter("steps", "engine steps")
         self.preemptions = counter("preemptions", "sequences preempted")
+        self.swapped_out_blocks = counter("swapped_out_blocks", "KV blocks copied to host memory")
+        self.swapped_in_blocks = counter("swapped_in_blocks", "KV blocks copied back from host memory")
         self.scheduled_tokens = counter("scheduled_tokens", "tokens run through the model", "stage")
         self.stage_seconds = counter("stage_seconds", "time spent, by stage", "stage")
         self.prompt_tokens = counter("prompt_tokens", "prompt tokens of ended requests")
         self.cached_tokens = counter("cached_prompt_tokens", "of those, found in the prefix cache")
-        self.prefix_hit_tokens = counter("prefix_hit_tokens", "prompt tokens that steps found in the prefix cache")
+        self.prefix_query_tokens = counter("prefix_query_tokens", "prompt tokens looked up in the prefix cache")
+        self.prefix_hit_tokens = counter("prefix_hit_tokens", "of those, found there")
         self.generation_tokens = counter("generation_tokens", "generated tokens of ended requests")
         self.finished = counter("requests_finished", "choices ended, by reason", "finish_reason")
         self._prefill_tokens, self._decode_tokens = map(self.scheduled_tokens.labels, ("prefill", "decode"))
@@ -107,11 +119,17 @@ class Metrics:
     def _show(self, steps: Steps, last: StepStats) -> None:
         self.running.set(last.running)
         self.waiting.set(last.waiting)
+        self.swapped.set(last.swapped)
         self.blocks_free.set(last.kv_blocks_free)
         self.blocks_total.set(last.kv_blocks_total)
+        self.swap_blocks_free.set(last.swap_blocks_free)
+        self.swap_blocks_total.set(last.swap_blocks_total)
         counts = {
             self.steps: steps.count,
             self.preemptions: steps.preemptions,
+            self.swapped_out_blocks: steps.swapped_out_blocks,
+            self.swapped_in_blocks: steps.swapped_in_blocks,
+            self.prefix_query_tokens: steps.prefix_query_tokens,
             self.prefix_hit_tokens: steps.prefix_hit_tokens,
             self._prefill_tokens: steps.prefill_tokens,
             self._decode_tokens: steps.scheduled_tokens - steps.prefill_tokens,

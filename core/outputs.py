@@ -11,7 +11,7 @@ from core.request import FinishReason
 
 
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """New tokens of one sequence, engine -> front."""
+    """New tokens of one sequence, engine -> front. The last three are told with the first tokens and with the last."""
 
     request_id: str
     token_ids: list[int] = []
@@ -33,11 +33,17 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     num_scheduled_tokens: int = 0
     num_prefill_tokens: int = 0
     num_preemptions: int = 0
-    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache in this step
+    num_queried_tokens: int = 0  # prompt tokens of requests that started in this step and looked into the prefix cache
+    num_cached_tokens: int = 0  # of these, found there
     running: int = 0
     waiting: int = 0
+    swapped: int = 0  # waiting, with KV in host memory
+    num_swapped_out_blocks: int = 0  # copied to host memory before this step
+    num_swapped_in_blocks: int = 0  # and back
     kv_blocks_free: int = 0
     kv_blocks_total: int = 0
+    swap_blocks_free: int = 0  # of host memory
+    swap_blocks_total: int = 0
     between_s: float = 0.0  # since the step before ended, while there was work: messages, hand-over of outputs
     schedule_s: float = 0.0  # stage 4 with the policies of 5 and 6
     build_s: float = 0.0  # ModelBatch
@@ -45,6 +51,11 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     sample_s: float = 0.0  # stage 7
     output_s: float = 0.0  # stage 9 and the update of the scheduler
     detokenize_s: float = 0.0  # stage 8, filled in by the front
+
+    @property
+    def total_s(self) -> float:
+        """Of the engine's loop: this step, and the time since the one before while there was work."""
+        return self.between_s + self.schedule_s + self.build_s + self.forward_s + self.sample_s + self.output_s
 
 
 class PluginIncident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

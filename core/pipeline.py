@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from core.isolation.faults import Faults
     from core.isolation.scheduler import GuardedScheduler
     from core.isolation.stages import GuardedCompletion, GuardedDecode, GuardedPrefill
+    from core.kv_layout import KVLayout
     from core.model.interface import Executor
     from core.model.spec import ModelSpec
     from core.observers import Observers
@@ -154,3 +155,4 @@ class EnginePipeline:
     clock: Callable[[], float]  # monotonic seconds
     faults: Faults
     rebuild: Callable[[Faults], EnginePipeline]  # the same with new, empty books; model and KV memory stay
+    layout: KVLayout  # of the KV memory

@@ -41,6 +41,7 @@ BUILTINS = (
     "plugins.attention",
     "plugins.quant",
     "plugins.tool_parsers",
+    "plugins.predictors",
     "plugins.observers",
 )
 """Modules with our own hooks, registered through the same door as a stranger's: the same order everywhere, also in a bare

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import importlib
 import logging
 import os
@@ -58,6 +59,8 @@ MAX_MESSAGES_PER_TURN = 256
 LINGER_MS = 1000
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
+GC_THRESHOLD = (50_000, 20, 100)  # allocations of a few steps with thousands of requests; Python's own is 700
+
 EngineFactory = Callable[[str, Progress], EngineLoop]
 
 
@@ -79,7 +82,10 @@ class EngineProcess:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
             engine = self._start()
-            return 1 if engine is None else self._serve(engine)
+            if engine is None:
+                return 1
+            collect_rarely()
+            return self._serve(engine)
         except Terminated:
             return self._stopped("SIGTERM while starting", 0)
         finally:
@@ -199,6 +205,16 @@ def start_failed(error: BaseException) -> StartFailed:
     kinds: tuple[StartError, ...] = get_args(StartError)
     kind: StartError = next((kind for kind in kinds if kind == type(error).__name__), "EngineDeadError")
     return StartFailed(message=message, error=kind)
+
+
+def collect_rarely() -> None:
+    """What has been made by now stays: the collector need not walk it, nor run several times in a step.
+
+    Measured at 2,000 decodes: a third of the framework's time was the collector's.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
 
 
 def load_factory(name: str) -> EngineFactory:

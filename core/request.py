@@ -71,6 +71,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     tenant: str = ""
     cache_salt: str = ""
     arrival_time: float = 0.0  # time.monotonic() seconds; one clock for both processes of a machine
+    deadline: float | None = None  # likewise: a request that has not been scheduled by then expires
 
 
 class RequestStatus(IntEnum):
@@ -78,13 +79,15 @@ class RequestStatus(IntEnum):
 
     WAITING = 0
     RUNNING = 1
-    PREEMPTED = 2
+    PREEMPTED = 2  # waits, to be computed again
+    SWAPPED = 3  # waits, its KV (or the head of it) in host memory
     FINISHED = 10
     FINISHED_STOPPED = 11
     FINISHED_LENGTH = 12
     FINISHED_ABORTED = 13
     FINISHED_REPETITION = 14
     FINISHED_ERROR = 15
+    FINISHED_EXPIRED = 16
 
     @property
     def is_finished(self) -> bool:
@@ -97,6 +100,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     REPETITION = "repetition"
     ERROR = "error"
+    EXPIRED = "expired"  # not scheduled before its deadline: nothing was computed for it
 
 
 STATUS_OF_REASON = {
@@ -105,6 +109,7 @@ STATUS_OF_REASON = {
     FinishReason.ABORT: RequestStatus.FINISHED_ABORTED,
     FinishReason.REPETITION: RequestStatus.FINISHED_REPETITION,
     FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
+    FinishReason.EXPIRED: RequestStatus.FINISHED_EXPIRED,
 }
 
 
@@ -157,12 +162,22 @@ def sealed(params: SamplingParams) -> SamplingParams:
     )
 
 
+class GroupTable(msgspec.Struct, frozen=True):
+    """Blocks of a request in one group of layers beside the first: of positions [first * block_size, …), in order.
+
+    What comes before has left the group's window, and its blocks are given back.
+    """
+
+    first: int
+    blocks: tuple[int, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence in the engine. Plugins read it; besides the framework, a scheduler and a cache change what is theirs.
 
     A scheduler: status, finish_reason, stop_reason, the five counts, first_scheduled_time and draft_token_ids, and output
-    ids through `append_output`. A cache: block_table and block_hashes.
+    ids through `append_output`. A cache: block_table, group_tables and block_hashes.
 
     Invariant, checked by tests after every step:
     `0 <= num_cached_tokens <= num_computed_tokens <= num_prompt_tokens + num_output_tokens + num_pending_tokens`.
@@ -180,6 +195,7 @@ class Request:
     tenant: str = ""
     cache_salt: str = ""
     arrival_time: float = 0.0
+    deadline: float | None = None  # monotonic seconds
     output_token_ids: list[int] = field(default_factory=list)
     draft_token_ids: list[int] = field(default_factory=list)  # proposed by decode, verified by the sampler
     status: RequestStatus = RequestStatus.WAITING
@@ -190,6 +206,7 @@ class Request:
     num_pending_tokens: int = 0
     num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)  # block ids in position order
+    group_tables: tuple[GroupTable, ...] = ()  # of the groups of layers after the first, where there are several
     block_hashes: list[bytes] = field(default_factory=list)  # chain hashes of full blocks, filled by the cache
     first_scheduled_time: float | None = None
 
@@ -211,6 +228,7 @@ class Request:
             tenant=message.tenant,
             cache_salt=message.cache_salt,
             arrival_time=message.arrival_time,
+            deadline=message.deadline,
         )
 
     def afresh(self, output_token_ids: Iterable[int] = ()) -> Request:
@@ -225,6 +243,7 @@ class Request:
             tenant=self.tenant,
             cache_salt=self.cache_salt,
             arrival_time=self.arrival_time,
+            deadline=self.deadline,
             output_token_ids=list(output_token_ids),
         )
 

@@ -154,7 +154,7 @@ def _load(spec: ModelSpec, imports: Sequence[Part]) -> Tokenizer:
 
 def _front_pipeline(session: Session, spec: ModelSpec, client: EngineClient, tokenizer: Tokenizer) -> FrontPipeline:
     def num_kv_slots() -> int:
-        return client.info.num_kv_blocks * client.info.block_size
+        return client.info.num_kv_slots or client.info.num_kv_blocks * client.info.block_size
 
     return build_front(session.description, session.settings, session.plugins, spec, num_kv_slots, tokenizer)
 

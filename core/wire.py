@@ -34,6 +34,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     model_name: str
     max_model_len: int  # tokens, prompt and output together
     num_kv_blocks: int
+    num_kv_slots: int = 0  # tokens of the longest sequence that they hold; 0: all of them
     block_size: int  # tokens per KV block
     dtype: str
     device: str

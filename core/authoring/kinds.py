@@ -91,6 +91,7 @@ KINDS = {
                 """examples = {'TOOL {"name": "weather", "arguments": {"city": "Oslo"}}': [("weather", {"city": "Oslo"})]}""",
             ),
         ),
+        Kind("predictor", "the mean of what the tenant's requests had"),
         Kind(
             "logits_processors",
             "no n-gram of the output occurs twice",

@@ -75,6 +75,15 @@ class PrefixNode:
         return True
 
 
+def chain_of(node: PrefixNode | None) -> list[PrefixNode]:
+    """From the first block to `node`."""
+    nodes = []
+    while node is not None:
+        nodes.append(node)
+        node = node.parent
+    return nodes[::-1]
+
+
 def _same_chain(a: PrefixNode | None, b: PrefixNode | None) -> bool:
     while a is not b:
         if a is None or b is None or a.token_ids != b.token_ids or a.extra != b.extra:

@@ -31,7 +31,8 @@ def run(arguments: Sequence[str]) -> int:
     log_to_stderr(logging.WARNING)
     parts = split(arguments)
     workload = validated(FixedLengths, parts.request, "bench")
-    session = open_session(["process.separate=false", *parts.overrides])
+    # A closed loop bounds itself: nobody is to be turned away.
+    session = open_session(["process.separate=false", "admission=open", *parts.overrides])
     report = asyncio.run(_bench(session, workload))
     print(summary(report), file=sys.stderr)
     print(json.dumps(report, indent=2))

@@ -25,7 +25,8 @@ FILE_WORDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """One side of a composition. The model file is a party of the group `model` without a name."""
+    """One side of a composition. The model file is a party of the group `model` without a name, and a value in a
+    config that requires something of components is one of the group `setting`."""
 
     group: str
     name: str
@@ -34,6 +35,7 @@ class Party:
     requires: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     accepts: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    instead: str = ""  # of a value in a config: what to set
 
     @property
     def is_file(self) -> bool:
@@ -119,6 +121,8 @@ def _listed(group: str, names: Iterable[str]) -> str:
 
 def _instead(party: Party, alternatives: Sequence[Party], suits: Callable[[Party], bool]) -> str:
     """What to select in the place of `party`."""
+    if party.instead:
+        return party.instead
     if party.is_file:
         return "choose another model"
     if party.group in CHAINS:

@@ -47,7 +47,7 @@ class Choice:
         """Take in the numbers of an engine delta; its text comes by `deliver`."""
         self.scheduled_time = delta.scheduled_time if self.scheduled_time is None else self.scheduled_time
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
-        self.num_preemptions = delta.num_preemptions
+        self.num_preemptions = max(self.num_preemptions, delta.num_preemptions)
         if delta.prompt_logprobs:
             self.call.prompt_logprobs = tuple(delta.prompt_logprobs)
         if delta.token_ids:

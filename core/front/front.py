@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from core.client import EngineClient, EngineStatus
-from core.errors import EngineDeadError, GenerationError, NonetError, described
+from core.errors import EngineDeadError, GenerationError, NonetError, OverloadedError, described
 from core.front.calls import Call, Choice
 from core.front.intake import Intake
+from core.front.load import LoadMeter
 from core.front.spans import StageWork
 from core.front.texts import Texts
 from core.isolation.front import FrontGuards
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nonet.front")
 
+MAX_RETRY_AFTER_S = 60.0  # that a client is told whose request expired
+
 
 class Front:
     """`core.stages.frontend.FrontHalf`. Lives on one event loop; only rendering leaves it, for worker threads.
@@ -51,7 +54,8 @@ class Front:
         self._clock = clock
         self._incidents = Incidents()
         guards = FrontGuards.of(pipeline.names, pipeline.limits, self._incidents)
-        self._intake = Intake(pipeline, guards, self._incidents, clock, num_threads)
+        self._meter = LoadMeter()
+        self._intake = Intake(pipeline, guards, self._incidents, clock, num_threads, self._meter)
         self._texts = Texts(pipeline.detokenizer, guards.detokenizer)
         self._tool_parser = GuardedToolParser(pipeline.tool_parser, guards.tool_parser)
         self._calls: dict[str, Call] = {}  # by `Call.key`
@@ -123,7 +127,7 @@ class Front:
 
     async def enter(self, requests: Sequence[GenerateRequest]) -> list[Call]:
         """Stages 2 and 3 for calls that stand or fall together: nothing is registered unless all are."""
-        calls = await self._intake.calls(requests, self.load, self._work)
+        calls = await self._intake.calls(requests, self._work)
         for index, call in enumerate(calls):
             try:
                 self._register(call)
@@ -138,15 +142,7 @@ class Front:
         return Health(str(health.status), health.step_age, health.detail)
 
     def load(self) -> Load:
-        stats = self._stats
-        return Load(
-            in_flight=len(self._choices) + self._intake.num_rendering,
-            running=stats.running,
-            waiting=stats.waiting,
-            prompt_tokens_in_flight=sum(c.num_prompt_tokens * c.num_open for c in self._calls.values()),
-            kv_blocks_free=stats.kv_blocks_free,
-            kv_blocks_total=stats.kv_blocks_total,
-        )
+        return self._meter.load()
 
     def stats(self) -> StepStats:
         return self._stats
@@ -158,8 +154,7 @@ class Front:
         """End a call from the client's side (closed, disconnected) or after an error: aborts what still runs."""
         if call.key not in self._calls:
             return
-        open_ids = [choice.request_id for choice in call.choices if not choice.ended]
-        self._drop(call, open_ids)
+        self._abort_open(call)
         call.fail(GenerationError(error)) if error else call.leave()
         reason = FinishReason.ERROR if error else FinishReason.ABORT
         self._observe_request(call, replace_open=reason, error=error)
@@ -174,6 +169,7 @@ class Front:
                 choice = Choice(call, index, sequence.request_id, sequence.arrival_time)
                 call.choices.append(choice)
                 self._choices[sequence.request_id] = choice
+                self._meter.add(sequence)
                 self._texts.start(sequence)
             self._client.send_add(call.sequences)
         except NonetError:
@@ -205,11 +201,13 @@ class Front:
         started = self._clock()
         self._work.begin(output.stats, started)
         self._incidents.take(output.incidents)
-        errored = []
+        errored, expired = [], []
         for delta in output.deltas:
             self._note(delta)
             if delta.finish_reason is FinishReason.ERROR:
                 errored.append(delta)
+            elif delta.finish_reason is FinishReason.EXPIRED:
+                expired.append(delta)
         step = self._texts.push(output.deltas)
         for text in step.texts:
             self._deliver(text)
@@ -217,6 +215,8 @@ class Front:
             self._fail_choice(request_id, message)
         for delta in errored:
             self._fail_choice(delta.request_id, delta.error or "the engine failed this request")
+        for delta in expired:
+            self._expire_choice(delta.request_id)
         self._stats = msgspec.structs.replace(output.stats, detokenize_s=self._clock() - started)
         self._work.end(self._stats)
         self._observe_step()
@@ -225,6 +225,8 @@ class Front:
         choice = self._choices.get(delta.request_id)
         if choice is not None:
             choice.note(delta, self._clock())
+            if delta.token_ids:
+                self._meter.started(delta.request_id)
 
     def _deliver(self, text: TextDelta) -> None:
         choice = self._choices.get(text.request_id)
@@ -238,6 +240,7 @@ class Front:
 
     def _end_choice(self, choice: Choice) -> None:
         self._choices.pop(choice.request_id, None)
+        self._meter.ended(choice.request_id, choice.num_tokens)
         self._texts.drop([choice.request_id])
         call = choice.call
         if call.num_open == 0:
@@ -251,11 +254,29 @@ class Front:
         if choice is not None:
             self.leave(choice.call, error=message)
 
+    def _expire_choice(self, request_id: str) -> None:
+        """Not scheduled before its deadline. However many choices a call has, its client gets one answer: all or none."""
+        choice = self._choices.get(request_id)
+        if choice is None:
+            return
+        call = choice.call
+        waited = self._clock() - call.arrival
+        error = OverloadedError(
+            f"the request was not scheduled within the {waited:.1f} s that it may wait; try again later",
+            retry_after=min(max(self.load().queueing_s, 1.0), MAX_RETRY_AFTER_S),
+        )
+        self._abort_open(call)
+        call.fail(error)
+        self._observe_request(call, replace_open=FinishReason.EXPIRED, error=str(error))
+
     def _fail_all(self, error: EngineDeadError) -> None:
         for call in list(self._calls.values()):
             self._drop(call, [])
             self._observe_request(call, replace_open=FinishReason.ERROR, error=str(error))
             call.fail(error)
+
+    def _abort_open(self, call: Call) -> None:
+        self._drop(call, [choice.request_id for choice in call.choices if not choice.ended])
 
     def _drop(self, call: Call, abort_ids: Sequence[str]) -> None:
         """Remove a call from both tables of this side, and from the engine where it still runs."""
@@ -263,11 +284,13 @@ class Front:
         ids = [choice.request_id for choice in call.choices]
         for request_id in ids:
             self._choices.pop(request_id, None)
+            self._meter.ended(request_id)
         self._texts.drop(ids)
         if abort_ids:
             self._client.send_abort(abort_ids)
 
     def _observe_step(self) -> None:
+        self._meter.step(self._stats)
         self._pipeline.observers.step_finished(self._stats)
 
     def _observe_request(self, call: Call, replace_open: FinishReason | None = None, error: str | None = None) -> None:

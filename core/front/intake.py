@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from core.front.calls import Call
+from core.front.load import LoadMeter
 from core.front.render_threads import RenderThreads
 from core.front.spans import StageWork
 from core.isolation.checks import checked_admit, checked_prepare, checked_render, checked_request, private_prompt
@@ -32,6 +33,7 @@ class Intake:
         incidents: Incidents,
         clock: Callable[[], float],
         num_threads: int,
+        meter: LoadMeter,
     ):
         self._pipeline = pipeline
         self._guards = guards
@@ -39,7 +41,7 @@ class Intake:
         self._clock = clock
         self._threads = RenderThreads(num_threads, pipeline.limits)
         self._serial = itertools.count()
-        self.num_rendering = 0  # choices of calls that are being rendered
+        self._meter = meter
 
     def close(self) -> None:
         self._threads.close()
@@ -48,27 +50,24 @@ class Intake:
         private = self._guards.frontend.call(private_prompt, prompt)
         return await self._in_thread(partial(self._render, private), self._guards.renderer)
 
-    async def calls(self, requests: Sequence[GenerateRequest], load: Callable[[], Load], work: StageWork) -> list[Call]:
-        """Stages 2 and 3 for calls that stand or fall together: raises unless all pass."""
+    async def calls(self, requests: Sequence[GenerateRequest], work: StageWork) -> list[Call]:
+        """Stages 2 and 3 for calls of one tenant that stand or fall together: raises unless all pass."""
         checked = [self._guards.frontend.call(checked_request, request) for request in requests]
-        admission = self._pipeline.admission
+        admission, tenant = self._pipeline.admission, checked[0].tenant if checked else ""
         num_choices = sum(request.params.n for request in checked)
-        self._guards.admission.call(admission.check_room, num_choices, load())
+        self._guards.admission.call(admission.check_room, num_choices, self._meter.load(tenant))
         calls = [await self._prepared(request, work) for request in checked]
-        expected = load()
+        load = self._meter.load(tenant)
         for call in calls:
-            self._admit(call, expected)
-            expected = _with_call(expected, call)
+            self._admit(call, load)
+            load = _with_call(load, call)
         return calls
 
     async def _prepared(self, request: GenerateRequest, work: StageWork) -> Call:
         key, arrival = f"{request.request_id}~{next(self._serial)}", self._clock()
-        self.num_rendering += request.params.n
-        try:
+        with self._meter.rendering(request.tenant, request.params.n):
             await self._check_extra(request.params)
             rendered, params = await self._in_thread(partial(self._rendered, request), self._guards.renderer)
-        finally:
-            self.num_rendering -= request.params.n
         return Call(key, request, rendered.token_ids, params, work, arrival, rendered=self._clock())
 
     async def _check_extra(self, params: SamplingParams) -> None:
@@ -106,11 +105,12 @@ class Intake:
             call.params,
             load,
             self._pipeline.model.max_model_len,
+            started,
         )
         call.admit_s = self._clock() - started
 
 
 def _with_call(load: Load, call: Call) -> Load:
-    n = len(call.sequences)
-    tokens = load.prompt_tokens_in_flight + n * len(call.prompt_token_ids)
-    return replace(load, in_flight=load.in_flight + n, prompt_tokens_in_flight=tokens)
+    for sequence in call.sequences:
+        load = load.plus(1, len(call.prompt_token_ids), sequence.params.max_tokens)
+    return load

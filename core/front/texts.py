@@ -18,6 +18,9 @@ from core.outputs import TokenDelta
 from core.request import EngineRequest, FinishReason, SamplingParams
 from core.stages.detokenizer import Detokenizer, TextDelta
 
+NOT_FOR_CLIENTS = (FinishReason.ERROR, FinishReason.EXPIRED)
+"""Ends that a client hears of as an error."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepTexts:
@@ -163,8 +166,8 @@ class Texts:
         self._guard.call(self._detokenizer.start, _private(request))
 
     def push(self, deltas: Sequence[TokenDelta]) -> StepTexts:
-        """Errors of the engine are not for stage 8, and neither are sequences that ended here before."""
-        ours = [d for d in deltas if d.request_id in self._transcripts and d.finish_reason is not FinishReason.ERROR]
+        """What failed or expired is not for stage 8, and neither are sequences that ended here before."""
+        ours = [d for d in deltas if d.request_id in self._transcripts and d.finish_reason not in NOT_FOR_CLIENTS]
         if not ours:
             return StepTexts()
         for delta in ours:

@@ -33,6 +33,7 @@ REQUEST_TYPES: Mapping[str, tuple[type, ...]] = {
     "cache_salt": (str,),
     "received_time": (int, float, type(None)),
     "trace_context": (str,),
+    "ttl": (int, float, type(None)),
 }
 """Of every field of GenerateRequest but `prompt` and `params`."""
 
@@ -134,9 +135,18 @@ def checked_prepare(renderer: Renderer, params: SamplingParams) -> SamplingParam
 
 
 def checked_admit(
-    admission: Admission, request: GenerateRequest, token_ids: list[int], params: SamplingParams, load: Load, limit: int
+    admission: Admission,
+    request: GenerateRequest,
+    token_ids: list[int],
+    params: SamplingParams,
+    load: Load,
+    limit: int,
+    now: float,
 ) -> tuple[EngineRequest, ...]:
-    """Stage 3: one sequence per choice, each within `limit` tokens. Raises what the admission raises, too."""
+    """Stage 3: one sequence per choice, each within `limit` tokens. Raises what the admission raises, too.
+
+    `now`: monotonic seconds, from which a `ttl` counts that the admission does nothing about (API 1.1).
+    """
     shown = list(token_ids)
     shown_params = msgspec.convert(msgspec.to_builtins(params), SamplingParams)
     sequences = admission.admit(request, shown, shown_params, load)
@@ -144,10 +154,17 @@ def checked_admit(
         raise MalformedError("it changed the prompt or the params that it was given")
     if not isinstance(sequences, tuple | list) or len(sequences) != params.n:
         raise MalformedError(f"admit returned {kind_of(sequences)}, not one sequence for each of {params.n} choices")
-    return tuple(
+    checked = tuple(
         _checked_sequence(sequence, request.request_id, choice, token_ids, limit)
         for choice, sequence in enumerate(sequences)
     )
+    if request.ttl is None:
+        return checked
+    return tuple(_with_deadline(sequence, now + request.ttl) for sequence in checked)
+
+
+def _with_deadline(sequence: EngineRequest, deadline: float) -> EngineRequest:
+    return sequence if sequence.deadline is not None else msgspec.structs.replace(sequence, deadline=deadline)
 
 
 def _checked_sequence(sequence: object, key: str, choice: int, token_ids: list[int], limit: int) -> EngineRequest:
@@ -163,7 +180,7 @@ def _checked_sequence(sequence: object, key: str, choice: int, token_ids: list[i
         copy = msgspec.convert(msgspec.to_builtins(bare), EngineRequest)
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
         raise MalformedError(f"admit returned a malformed sequence: {error}") from None
-    for name in ("arrival_time", "priority", "seed"):
+    for name in ("arrival_time", "deadline", "priority", "seed"):
         _check_number(getattr(copy, name), f"admit returned a sequence whose {name}")
     if not (params.max_tokens >= 1 and len(token_ids) + params.max_tokens <= limit):
         raise MalformedError(

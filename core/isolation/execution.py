@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from core.batch import ModelBatch, SamplerOutput, ScheduledRequest, SchedulerOutput, TokenLogprobs
+from core.cache.swap import KVCopy
 from core.errors import Terminated, described, shown, told
-from core.isolation.faults import Faults, SpoiltKVError, StageError, is_told
+from core.isolation.faults import Faults, SpoiltKVError, StageError, SwapError, is_told
 from core.model.interface import Executor, StepResult
 from core.outputs import PluginIncident
 from core.wire import is_sendable
@@ -27,6 +28,7 @@ class Execution:
         self._faults = faults
         self._num_failed = 0  # steps of several requests
         self._lost_steps = 0  # in a row, in which every one of several requests failed
+        self.num_swapped_out_blocks = self.num_swapped_in_blocks = 0  # in this step
 
     def run(
         self, plan: SchedulerOutput, batch: ModelBatch, build: Callable[[SchedulerOutput], ModelBatch]
@@ -42,6 +44,18 @@ class Execution:
                 self._tell_failed(plan, error)
             result = self._one_by_one(plan, error, build)
         return result
+
+    def swap(self, copies: Sequence[KVCopy]) -> None:
+        """Copies of KV between device and host memory, before the step's forward pass. Raises SwapError."""
+        self.num_swapped_out_blocks = sum(len(copy.host_blocks) for copy in copies if copy.direction == "out")
+        self.num_swapped_in_blocks = sum(len(copy.host_blocks) for copy in copies if copy.direction == "in")
+        if not copies:
+            return
+        try:
+            self._faults.call("executor", None, self._executor.swap, copies)
+        except StageError as error:
+            self._faults.num_swap_failures += 1
+            raise SwapError(error.group, f"swap failed: {error.reason}") from error.__cause__
 
     def forget(self, request_ids: Sequence[str]) -> None:
         try:

@@ -164,6 +164,10 @@ class SpoiltKVError(StageError):
     """It may also have written over the KV of other requests: all are to be computed again."""
 
 
+class SwapError(SpoiltKVError):
+    """A copy of KV between device and host memory failed: what was kept there, and what came back, is nothing to go by."""
+
+
 class Faults:
     """What components did wrong: counted over the life of the engine, handed out once.
 
@@ -179,10 +183,12 @@ class Faults:
         quiet: bool = False,
     ):
         self.names = names or Names()
+        self.quiet = quiet  # of a trial: what is found counts, and is told to nobody
         self._log_level = logging.DEBUG if quiet else logging.WARNING
         self.clock = clock
         self.block_timeout = block_timeout  # seconds
         self.requests: dict[str, str] = {}
+        self.num_swap_failures = 0
         self.cautious = False  # a prompt's KV is shared only once its request has got a token: KV was spoilt before
         self._tallies: dict[ComponentName, Tally] = {}
         self._untold: dict[ComponentName, PluginIncident] = {}

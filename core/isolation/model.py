@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,13 +12,14 @@ from core.batch import ModelBatch, SamplerOutput
 from core.errors import shown, told
 from core.isolation.faults import SpoiltKVError, StageError
 from core.model.interface import AttentionBackend, AttentionSpec, StepFaults
+from core.model.layer_groups import LayerGroups
 
 
 class BatchSeal:
     """Tells whether somebody wrote into the tensors of a batch, by torch's count of in-place changes."""
 
     def __init__(self, batch: ModelBatch):
-        self._tensors = (
+        tensors = (
             batch.input_ids,
             batch.positions,
             batch.query_start_loc,
@@ -25,7 +27,10 @@ class BatchSeal:
             batch.block_table,
             batch.slot_mapping,
             batch.logits_indices,
+            batch.group_block_tables,
+            batch.group_slot_mappings,
         )
+        self._tensors = [tensor for tensor in tensors if tensor is not None]
         self._versions = [tensor._version for tensor in self._tensors]
 
     def check(self, group: str) -> None:
@@ -34,18 +39,37 @@ class BatchSeal:
 
 
 class GuardedAttention:
-    """An `AttentionBackend`. What `forward` raises names its backend by itself (`core.isolation.faults.Names.blame`)."""
+    """An `AttentionBackend`. What `forward` raises names its backend by itself (`core.isolation.faults.Names.blame`).
+
+    Where layers are in several groups (`use`), the backend prepares each of them, with the block table of that group.
+    """
 
     def __init__(self, backend: AttentionBackend, faults: StepFaults):
         self._backend = backend
         self._faults = faults
+        self._groups: LayerGroups | None = None  # None: one group alone
         self.kv_shape = backend.kv_shape
+
+    def use(self, groups: LayerGroups) -> None:
+        self._groups = groups if len(groups.windows) > 1 else None
 
     def prepare(self, batch: ModelBatch, specs: Sequence[AttentionSpec]) -> Any:
         seal = BatchSeal(batch)
-        metadata = self._faults.call("attention", None, self._backend.prepare, batch, specs)
+        metadata = self._prepared(batch, specs) if self._groups is None else self._prepared_by_group(batch, specs)
         seal.check("attention")
         return metadata
+
+    def _prepared(self, batch: ModelBatch, specs: Sequence[AttentionSpec]) -> Any:
+        return self._faults.call("attention", None, self._backend.prepare, batch, specs)
+
+    def _prepared_by_group(self, batch: ModelBatch, specs: Sequence[AttentionSpec]) -> list[Any]:
+        """Metadata of each group; None for one without layers among `specs`."""
+        assert self._groups is not None
+        members: list[list[AttentionSpec]] = [[] for _ in self._groups.windows]
+        for spec in specs:
+            members[self._groups.group_of[spec.layer]].append(spec)
+        batches = [of_group(batch, group) for group in range(len(members))]
+        return [self._prepared(*pair) if pair[1] else None for pair in zip(batches, members, strict=True)]
 
     def forward(
         self,
@@ -56,11 +80,29 @@ class GuardedAttention:
         kv_cache: torch.Tensor,
         metadata: Any,
     ) -> torch.Tensor:
+        if self._groups is not None:
+            metadata = metadata[self._groups.group_of[spec.layer]]
         out = self._backend.forward(spec, q, k, v, kv_cache, metadata)
         if out.shape != q.shape or out.dtype != q.dtype:
             got, wanted = f"{list(out.shape)} {out.dtype}", f"{list(q.shape)} {q.dtype}"
             raise StageError("attention", f"forward returned {got}, where {wanted} is wanted")
         return out
+
+
+def of_group(batch: ModelBatch, group: int) -> ModelBatch:
+    """The batch as it is for the layers of one group."""
+    tables, slots = batch.group_block_tables, batch.group_slot_mappings
+    if tables is None or slots is None:
+        raise ValueError("the model's layers are in several groups, and the batch has a block table for one")
+    if not group:
+        return replace(batch, group_block_tables=None, group_slot_mappings=None)
+    return replace(
+        batch,
+        block_table=tables[group - 1],
+        slot_mapping=slots[group - 1],
+        group_block_tables=None,
+        group_slot_mappings=None,
+    )
 
 
 def check_logits(logits: object, batch: ModelBatch, vocab_size: int, device: torch.device) -> None:

@@ -78,7 +78,7 @@ class GuardedScheduler:
     def add(self, request: Request) -> None:
         if request.request_id in self.live:
             return  # a message that came twice
-        self._counts, request.block_table = None, NO_BLOCKS
+        self._counts, request.block_table, request.group_tables = None, NO_BLOCKS, ()
         self.live[request.request_id] = Live.of(request, self._max_model_len)
         self._call(request.request_id, self._scheduler.add, request)
 
@@ -94,6 +94,7 @@ class GuardedScheduler:
             raise StageError("scheduler", f"schedule returned no plan: {described(error)}") from error
         self._check_ended(plan.refused)
         self._remove(plan.refused)
+        self._cache.slide_all(plan.scheduled)
         return plan
 
     def update(self, output: SchedulerOutput, verdicts: Mapping[str, Verdict]) -> list[Request]:
@@ -127,10 +128,10 @@ class GuardedScheduler:
         if self._counts is not None:
             return self._counts
         try:
-            running, waiting = self._call(None, self._scheduler.counts)
-            if type(running) is type(waiting) is int and 0 <= running <= len(self.live) >= waiting >= 0:
-                return Counts(running, waiting)
-            self._faults.note("scheduler", f"counts returned {shown((running, waiting))}")
+            counts = Counts(*self._call(None, self._scheduler.counts))  # of two numbers in API 1.1
+            if all(type(count) is int and 0 <= count <= len(self.live) for count in counts):
+                return counts
+            self._faults.note("scheduler", f"counts returned {shown(tuple(counts))}")
         except Terminated:
             raise
         except BaseException as error:  # what it returned may be anything
@@ -269,7 +270,7 @@ class GuardedScheduler:
     def _remove(self, ended: Sequence[Request]) -> list[Request]:
         for request in ended:
             del self.live[request.request_id]
-            if request.request_id in self._cache.holdings:
+            if request.request_id in self._cache.holdings or request.request_id in self._cache.swapped:
                 self._faults.note("scheduler", "it left blocks to a request that has ended")
                 self._cache.free(request, discard=request.finish_reason is FinishReason.ERROR)
         return list(ended)

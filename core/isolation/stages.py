@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, is_
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from core.batch import SamplerOutput, SchedulerOutput, Verdict
 from core.errors import Terminated, shown
@@ -18,7 +18,8 @@ from core.isolation.front import is_encodable
 from core.request import FinishReason, Request
 from core.stages.completion import Completion
 from core.stages.decode import Decode
-from core.stages.prefill import Prefill
+from core.stages.prefill import Prefill, StepWatcher
+from core.stages.step_cost import StepTime, attended
 
 CHANGED = "it changed a request, which is not its to change"
 PAST_THE_END = "judge did not end the request at max_tokens, or at the end of the context"
@@ -67,6 +68,7 @@ class GuardedPrefill:
     def __init__(self, prefill: Prefill, faults: Faults):
         self._prefill = prefill
         self._faults = faults
+        self._watches = callable(getattr(type(prefill), "step_finished", None))  # since API 1.2
         self.num_zeros = 0  # times that it left a request for later
 
     def num_tokens(self, request: Request, remaining: int, token_budget: int) -> int:
@@ -85,6 +87,21 @@ class GuardedPrefill:
         self.num_zeros += not asked
         return asked
 
+    def step_finished(self, plan: SchedulerOutput, num_prefill_tokens: int, seconds: float) -> None:
+        """Tells it of a step, if it wants to know. What it does wrong then fails no request."""
+        if not self._watches:
+            return
+        chunks = (
+            [(part.start, part.num_tokens - part.num_drafts) for part in plan.scheduled] if num_prefill_tokens else []
+        )
+        num_decodes = plan.num_scheduled_tokens - num_prefill_tokens
+        num_attended = sum(attended(start, count) for start, count in chunks if count > 1)
+        step = StepTime(num_prefill_tokens, num_decodes, seconds, num_attended)
+        try:
+            self._faults.call("prefill", None, cast(StepWatcher, self._prefill).step_finished, step)
+        except StageError as error:
+            self._faults.note("prefill", error.reason, error)
+
 
 def _flaw_of_count(count: object, most: int) -> str:
     if type(count) is not int:  # numpy's integers and booleans included
@@ -99,6 +116,7 @@ class GuardedDecode:
         self._decode = decode
         self._faults = faults
         self._vocab_size = vocab_size
+        self.proposes = vars(type(decode)).get("proposes") is not False
 
     def propose(self, requests: Sequence[Request]) -> Mapping[str, tuple[int, ...]]:
         before, cause = Before(requests), None

@@ -106,7 +106,7 @@ PIECES: Mapping[str, Callable[[], Outcome]] = {
 }
 
 
-def main(arguments: Sequence[str], pieces: Mapping[str, Callable[[], Outcome]] = PIECES) -> int:
+def main(arguments: Sequence[str], pieces: Mapping[str, Callable[[], Outcome]] = PIECES, about: str = "plugins") -> int:
     unknown = [name for name in arguments if name not in pieces]
     if unknown:
         print(f"no piece is called {unknown[0]!r}{near_matches(unknown[0], pieces)}", file=sys.stderr)
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str], pieces: Mapping[str, Callable[[], Outcome]] =
         outcomes.append(pieces[name]())
     good = all(outcome.good for outcome in outcomes)
     figures = "; ".join(outcome.figures if outcome.good else f"FAILED: {outcome.figures}" for outcome in outcomes)
-    print(f"plugins {'ok' if good else 'FAILED'} in {time.monotonic() - started:.0f} s: {figures}")
+    print(f"{about} {'ok' if good else 'FAILED'} in {time.monotonic() - started:.0f} s: {figures}")
     return int(not good)
 
 

@@ -28,7 +28,10 @@ NEEDS = {
     "logits_processors": ("logits_processors=[min_tokens]",),
     "observers": ("observers=[prometheus]",),
     "tool_parser": ("tool_parser=hermes",),
+    "predictor": ("scheduler=srtf",),
 }
+HURT_NOBODY = ("observers", "predictor")
+"""Whatever these do, requests end as they would; what a predictor does wrong is reported."""
 LEFT_OUT = frozenset({("quant", "mutate"), ("quant", "wrong shape"), ("quant", "block")})
 """A quantization is a part of the model's own code, and checks around each of its products would cost every step: a changed input
 cannot be told from a wrong product (`plugins check` has a test for it), and a wrong shape or a block fails or is reported as the
@@ -60,8 +63,10 @@ class Cell:
             return self.whole
         if self.victim != "unhurt" and self.group != "frontend" and PLUGIN.distribution not in self.victim:
             return f"the error does not name the plugin: {self.victim}"
-        if self.victim == "unhurt" and self.kind in ("raise", "wrong shape", "NaN") and self.group != "observers":
+        if self.victim == "unhurt" and self.kind in ("raise", "wrong shape", "NaN") and self.group not in HURT_NOBODY:
             return "the victim noticed nothing"
+        if self.group == "predictor" and self.kind in ("raise", "wrong shape", "NaN") and not self.incident:
+            return "the fault was not reported"
         if self.kind == "block" and self.group != "frontend" and not self.incident:
             return f"the block was not reported: {self.incident or 'no incident'}"
         return ""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from core.batch import ModelBatch, SamplerOutput
+from core.model.step_faults import NoFaults as NoFaults
+from core.model.step_faults import StepFaults as StepFaults
 from core.outputs import PluginIncident
 
 if TYPE_CHECKING:
     import torch
 
+    from core.cache.swap import KVCopy
     from core.model.spec import ModelSpec
     from core.progress import Progress
     from core.stages.sampler import Sampler
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,19 @@ class AttentionBackend(Protocol):
     """
 
     def kv_shape(self, spec: AttentionSpec, num_blocks: int) -> tuple[int, ...]:
-        """Shape of one layer's KV cache; first axis is not assumed by anyone but this backend."""
+        """Shape of one layer's KV cache. Its first axis is n times as long for n blocks, block after block, where the backend
+        provides `blocks_first`; else nobody but the backend assumes anything of it.
+        """
         ...
 
     def prepare(self, batch: ModelBatch, specs: Sequence[AttentionSpec]) -> Any:
         """Metadata for one batch, built once per batch and not per layer; handed back to each `forward`.
 
         query_start_loc, seq_lens and block_table [N…] are on the CPU, for planning; tensors [T] are on the device.
+
+        A backend that provides `window_groups` is asked once per group of layers, with the specs and the table of that group.
+        Entries of blocks that lie before all windows of its queries are -1 then, and must not be read, not even under a mask;
+        and layers of different groups may be given the same KV cache, in blocks that are not the other's.
         """
         ...
 
@@ -212,67 +218,6 @@ class Model(Protocol):
         ...
 
 
-class StepFaults(Protocol):
-    """Where an executor in the engine's process may tell which of the components that it runs did wrong. Groups: "model", …
-
-    All of it may be left alone. The engine checks every result itself, and what a step raises; without this it only knows
-    less: who held up a long step, and whether the model or the sampler made NaN.
-    """
-
-    @property
-    def blocked_s(self) -> float:
-        """Seconds, so far, in calls that were told as blocked: a caller of such a call is not blocked as well."""
-        ...
-
-    def call(self, group: str, request_id: str | None, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`method(…)`, timed; what it raises comes out as an error that names the component. `request_id`: for whom it works."""
-        ...
-
-    def watch(self, group: str, seconds: float) -> None:
-        """A call that was not made by `call` took so long. An incident where that is more than `plugins.block_timeout`."""
-        ...
-
-    def note(self, group: str, reason: str) -> None:
-        """The component did wrong: an incident."""
-        ...
-
-    def who(self, group: str) -> str:
-        """The component by name, for a request's error: model=native (plugin models, nonet 1.0)."""
-        ...
-
-    def named_in(self, text: str) -> bool:
-        """Whether an error names a component already."""
-        ...
-
-    def take_incidents(self) -> Sequence[PluginIncident]:
-        """What was told since the last call, to go into `StepResult.incidents`."""
-        ...
-
-
-class NoFaults:
-    """The `StepFaults` of an executor on its own. It keeps nothing."""
-
-    blocked_s = 0.0
-
-    def call(self, group: str, request_id: str | None, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return method(*args, **kwargs)
-
-    def watch(self, group: str, seconds: float) -> None:
-        """Nothing is told."""
-
-    def note(self, group: str, reason: str) -> None:
-        """Nothing is told."""
-
-    def who(self, group: str) -> str:
-        return group
-
-    def named_in(self, text: str) -> bool:
-        return False
-
-    def take_incidents(self) -> Sequence[PluginIncident]:
-        return ()
-
-
 @dataclass(frozen=True, slots=True)
 class ExecutorContext:
     """`sampler` is built where the model lives; a remote executor builds its own from the same settings."""
@@ -290,6 +235,7 @@ class ExecutorContext:
     progress: Progress
     incidents: Callable[[], tuple[PluginIncident, ...]] = tuple  # of the sampler's processors; go into StepResult
     faults: StepFaults = field(default_factory=NoFaults)  # may be left alone; its incidents go into StepResult, too
+    window_groups: bool = False  # whether layers may be in groups (`Executor.windows`): all components agree to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +312,15 @@ class Executor(Protocol):
         """Bytes of one block over all layers."""
         ...
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each group of layers that has block tables of its own: tokens that a token sees; None: all before it, as in the
+        first group. Optional (API 1.2), with the word `window_groups`; several only where `ExecutorContext.window_groups`.
+
+        The layers of several groups share KV tensors (`core.model.layer_groups`), and a block is one of one group.
+        """
+        ...
+
     def allocate(self, num_blocks: int) -> None:
         """Make the KV pool. Raises ConfigError with the numbers when it does not fit."""
         ...
@@ -379,3 +334,24 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+    # Host memory for KV: optional (API 1.2), all or none of it, with the word `swap`. Called after `allocate`.
+
+    def allocate_swap(self, num_blocks: int, checksums: bool = False) -> None:
+        """Make host memory for `num_blocks` KV blocks. Raises ConfigError with the numbers when it does not fit.
+
+        `checksums`: `swap` compares each block that comes back with what went out.
+        """
+        ...
+
+    def swap(self, copies: Sequence[KVCopy]) -> None:
+        """Copy blocks over all layers, in this order: after the steps submitted before, and before those that come after. May
+        return while copies are under way.
+
+        Whatever it raises, a checksum that differs included, has the engine compute all requests again.
+        """
+        ...
+
+    def measure_swap(self) -> float:
+        """Seconds that one block takes one way, measured now on blocks that nobody uses yet."""
+        ...

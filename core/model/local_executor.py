@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from core.batch import ModelBatch, SamplerOutput
+from core.cache.swap import KVCopy
 from core.errors import PluginError
 from core.isolation.model import BatchSeal, blame_model, check_logits, check_sampled, without_numbers
 from core.model.interface import ExecutorContext, StepResult
@@ -56,8 +57,21 @@ class LocalExecutor:
     def kv_bytes_per_block(self) -> int:
         return self._runner.kv_bytes_per_block()
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return self._runner.layer_groups.windows
+
     def allocate(self, num_blocks: int) -> None:
         self._runner.allocate(num_blocks)
+
+    def allocate_swap(self, num_blocks: int, checksums: bool = False) -> None:
+        self._runner.allocate_swap(num_blocks, checksums)
+
+    def swap(self, copies: Sequence[KVCopy]) -> None:
+        self._runner.swap_memory.run(copies)
+
+    def measure_swap(self) -> float:
+        return self._runner.swap_memory.measure()
 
     def submit(self, batch: ModelBatch) -> FinishedStep:
         try:

@@ -15,6 +15,8 @@ from core.errors import ConfigError
 from core.isolation.model import GuardedAttention
 from core.memory import free_host_memory
 from core.model.interface import AttentionContext, AttentionSpec, ExecutorContext, Model, ModelContext, QuantContext
+from core.model.layer_groups import LayerGroups
+from core.model.swap_memory import SwapMemory, swap_does_not_fit
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CPU_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")  # feature names of x86 and Arm
@@ -34,11 +36,25 @@ class ModelRunner:
                 ModelContext(context.spec, self.device, self.dtype, self.attention, quant, context.progress)
             )
         self._specs: tuple[AttentionSpec, ...] = self.model.attention_specs
-        self._kv_caches: Sequence[Tensor] = ()
+        self.layer_groups = self._grouped() if context.window_groups else LayerGroups.alone(len(self._specs))
+        self.attention.use(self.layer_groups)
+        self._kv_tensors: Sequence[Tensor] = ()
+        self._kv_caches: Sequence[Tensor] = ()  # of each layer: one of the tensors
+        self._num_blocks = 0
+        self._swap_memory: SwapMemory | None = None
         self._last_sampled: dict[str, int] = {}
 
+    def _grouped(self) -> LayerGroups:
+        return LayerGroups.of(self._specs, lambda spec: self.attention.kv_shape(spec, 1))
+
+    @property
+    def _tensor_specs(self) -> Sequence[AttentionSpec]:
+        """A layer that uses it, for each tensor of the pool: those of the first group use them all."""
+        groups = self.layer_groups
+        return [spec for spec, group in zip(self._specs, groups.group_of, strict=True) if not group]
+
     def kv_bytes_per_block(self) -> int:
-        elements = sum(math.prod(self.attention.kv_shape(spec, 1)) for spec in self._specs)
+        elements = sum(math.prod(self.attention.kv_shape(spec, 1)) for spec in self._tensor_specs)
         return elements * self.dtype.itemsize
 
     def free_memory(self) -> int | None:
@@ -49,15 +65,17 @@ class ModelRunner:
 
     def allocate(self, num_blocks: int) -> None:
         """Make the KV tensors. Raises ConfigError with the sizes when memory lacks."""
-        self._kv_caches = ()
+        self._kv_tensors = self._kv_caches = ()
+        self._num_blocks, self._swap_memory = num_blocks, None
         needed, free = num_blocks * self.kv_bytes_per_block(), self.free_memory()
         if free is not None and needed > free:
             raise _does_not_fit(num_blocks, needed, free)
         try:
             with torch.inference_mode():
-                self._kv_caches = [self._kv_tensor(spec, num_blocks) for spec in self._specs]
+                self._kv_tensors = [self._kv_tensor(spec, num_blocks) for spec in self._tensor_specs]
         except (RuntimeError, MemoryError) as error:
             raise _does_not_fit(num_blocks, needed, free) from error
+        self._kv_caches = [self._kv_tensors[tensor] for tensor in self.layer_groups.tensor_of]
 
     def _kv_tensor(self, spec: AttentionSpec, num_blocks: int) -> Tensor:
         shape = self.attention.kv_shape(spec, num_blocks)
@@ -67,6 +85,22 @@ class ModelRunner:
         zeros = np.zeros(math.prod(shape) * self.dtype.itemsize, dtype=np.uint8)
         return torch.from_numpy(zeros).view(self.dtype).view(shape)
 
+    def allocate_swap(self, num_blocks: int, checksums: bool = False) -> None:
+        """Make host memory for KV. Raises ConfigError with the sizes when memory lacks."""
+        needed, free = num_blocks * self.kv_bytes_per_block(), free_host_memory()
+        if free is not None and self.device.type == "cpu":
+            free = max(free - self._num_blocks * self.kv_bytes_per_block(), 0)  # the pool is there, and not touched yet
+        if free is not None and needed > free:
+            raise swap_does_not_fit(num_blocks, needed, free)
+        self._swap_memory = SwapMemory(self._kv_tensors, self._num_blocks, num_blocks, checksums)
+
+    @property
+    def swap_memory(self) -> SwapMemory:
+        """Raises RuntimeError before `allocate_swap`."""
+        if self._swap_memory is None:
+            raise RuntimeError("there is no host memory for KV: allocate_swap comes first")
+        return self._swap_memory
+
     @torch.inference_mode()
     def forward(self, batch: ModelBatch) -> Tensor:
         """Logits float32 [R, V] on the runner's device."""
@@ -75,17 +109,19 @@ class ModelRunner:
     def _completed(self, batch: ModelBatch) -> ModelBatch:
         """Ids in flight filled in, tensors over the T and R axes on the device.
 
-        Those over the N axis (query_start_loc, seq_lens, block_table) stay on the CPU: attention backends plan with
+        Those over the N axis (query_start_loc, seq_lens, block tables) stay on the CPU: attention backends plan with
         them in `prepare` and copy what their kernels need.
         """
         input_ids = self._with_ids_in_flight(batch) if batch.token_sources else batch.input_ids
         if self.device.type == "cpu":
             return batch if input_ids is batch.input_ids else replace(batch, input_ids=input_ids)
+        slots = batch.group_slot_mappings
         return replace(
             batch,
             input_ids=input_ids.to(self.device, non_blocking=True),
             positions=batch.positions.to(self.device, non_blocking=True),
             slot_mapping=batch.slot_mapping.to(self.device, non_blocking=True),
+            group_slot_mappings=None if slots is None else slots.to(self.device, non_blocking=True),
             logits_indices=batch.logits_indices.to(self.device, non_blocking=True),
         )
 
@@ -112,7 +148,8 @@ class ModelRunner:
             self._last_sampled.pop(request_id, None)
 
     def close(self) -> None:
-        self._kv_caches = ()
+        self._kv_tensors = self._kv_caches = ()
+        self._swap_memory = None
         self._last_sampled.clear()
 
 

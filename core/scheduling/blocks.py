@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
+from functools import cached_property
 
 from core.cache.kv_cache import KVCache
 from core.request import Request
@@ -13,13 +15,25 @@ class BlockBudget:
 
     def __init__(self, cache: KVCache):
         self._cache = cache
+        self._asks = hasattr(cache, "num_missing") and hasattr(cache, "num_needed")  # API 1.2
 
     def num_needed(self, num_positions: int) -> int:
         """Blocks that `num_positions` take."""
+        if self._asks:
+            return self._cache.num_needed(num_positions)
         return -(-num_positions // self._cache.block_size)
+
+    @cached_property
+    def max_positions(self) -> int:
+        """Of the longest request that an empty pool holds."""
+        num_blocks, size = self._cache.num_blocks, self._cache.block_size
+        counts = range(1, num_blocks + 1)
+        return size * bisect_right(counts, num_blocks, key=lambda count: self.num_needed(count * size))
 
     def num_missing(self, request: Request, num_positions: int) -> int:
         """Blocks that lack for a request to hold `num_positions`; 0 or less when they are free."""
+        if self._asks:
+            return self._cache.num_missing(request, num_positions)
         return self.num_needed(num_positions) - len(request.block_table) - self._cache.num_free_blocks
 
     def choose(self, victims: Iterable[Request], num_blocks: int, num_slots: int) -> list[Request]:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
 
 from core.batch import ScheduledRequest
 from core.request import Request
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """What the scheduler knows of a request beside its record."""
 
+    request: Request
     order: int  # of `add`
+    key: tuple[Any, int] = (0, 0)  # (rank, order) among the waiting
+    running_key: tuple[Any, int] = (0, 0)  # among the running
+    limit: int = 0  # a plain decode below this position needs no block and no look; 0 while in the prompt
     num_cached_first: int = 0  # prefix hit of the first admission
     preempted_step: int = 0  # parts of earlier steps that are still in flight lost their blocks
+    was_swapped: bool = False  # when it was started last
+
+
+class Trial(Enum):
+    """What became of a waiting request that was tried."""
+
+    STARTED = auto()
+    REFUSED = auto()  # it can never run
+    WAITS = auto()  # for a slot, blocks or budget, which those behind it must not take
+    PASSED = auto()  # its prompt is held back by stage 5: no matter of those behind it
 
 
 @dataclass(slots=True)
@@ -25,9 +41,9 @@ class Plan:
     token_budget: int
     num_to_plan: int = 0  # running requests that have not had their turn
     parts: list[ScheduledRequest] = field(default_factory=list)
-    planned_ids: set[str] = field(default_factory=set)
+    planned_ids: set[str] = field(default_factory=set)  # but for plain decodes, which come last among the decodes
     preempted: list[Request] = field(default_factory=list)
-    refused: list[Request] = field(default_factory=list)  # can never run
+    refused: list[Request] = field(default_factory=list)  # can never run, or came too late
     stalled: list[Request] = field(default_factory=list)  # running, but without blocks in this step
     admits: bool = True  # False: what is left over is owed to a running or a just preempted request
 

@@ -1,10 +1,9 @@
-"""The mechanism that scheduling policies share: queues, budgets, prefix hits, blocks, preemption by recompute, endings.
+"""The mechanism that scheduling policies share: queues, budgets, prefix hits, blocks, preemption, endings.
 
 A policy says who comes first and who gives way; everything else is here, once. One step is planned in this order:
-requests that the head of waiting displaces, decodes, unfinished prompts, new admissions.
+waiting requests that push running ones out, decodes, unfinished prompts, new admissions.
 
-A request is admitted when blocks for all its known tokens are free, and gets them at once. So a prompt in chunks never
-runs out half-way, a resumed one is not preempted for its own next chunk, and a request alone always fits.
+What a step costs here is a few attribute reads per plain decode: a request in a block that it has (`Entry.limit`).
 """
 
 from __future__ import annotations
@@ -14,10 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from core.batch import ScheduledRequest, SchedulerOutput, Verdict
 from core.request import STATUS_OF_REASON, FinishReason, Request, RequestStatus
 from core.scheduling.blocks import BlockBudget
-from core.scheduling.plan import Blocked, Plan, in_prompt
+from core.scheduling.expiry import Expiry
+from core.scheduling.plan import Entry, Plan, Trial, in_prompt
 from core.scheduling.policy import Policy, QueueSettings
+from core.scheduling.preempted_kv import PreemptedKV
 from core.scheduling.queues import Queues
+from core.scheduling.starts import Starts
 from core.stages.scheduler import Counts, SchedulerContext
+
+RUNNING = RequestStatus.RUNNING  # an enum's attribute costs as much as a call
 
 
 class QueueScheduler:
@@ -29,46 +33,73 @@ class QueueScheduler:
         self._cache = context.cache
         self._prefill = context.prefill
         self._decode = context.decode
+        self._drafts = True  # whether stage 6 is asked for drafts in this step
         self._clock = context.clock
         self._max_model_len = context.max_model_len
         self._policy = policy
-        self._queues = Queues()
+        self._displaces = type(policy).displaced_by is not Policy.displaced_by
+        self._reorders = type(policy).running_order is not Policy.running_order
+        self._queues = Queues(policy)
+        self._expiry = Expiry()
         self._blocks = BlockBudget(context.cache)
+        self._kv = PreemptedKV(context.cache, settings.preemption, context.swap_cost)
+        self._starts = Starts(settings, context, policy, self._queues, self._kv, self._plan)
         self._step = 0
-        self._blocked: Blocked | None = None
+        self._last_preempting_step = 0
 
     def add(self, request: Request) -> None:
         if request.request_id not in self._queues:  # else a message that came twice; the first one lives
             self._queues.add(request)
+            self._expiry.add(request)
 
     def schedule(self) -> SchedulerOutput:
         self._step += 1
+        self._drafts = getattr(self._decode, "proposes", True)
         plan = Plan(self._step, self._max_tokens)
-        self._displace(plan)
-        running = self._policy.running_order(self._queues.running)
+        if self._expiry:
+            self._expire(plan)
+        if self._displaces:
+            self._displace(plan)
+        plain, decodes, prompts = self._running(plan.planned_ids)
+        if decodes and self._drafts:
+            self._propose(decodes)
+        plan.num_to_plan = len(plain) + len(decodes) + len(prompts)
         # Decodes first: one token each is what clients wait for, and a long chunk can wait (idea: Sarathi-Serve).
-        prompts = [request for request in running if in_prompt(request)]
-        decodes = [request for request in running if not in_prompt(request)] if prompts else list(running)
-        self._propose(decodes)
-        plan.num_to_plan = len(running)
-        for request in decodes + prompts:
-            plan.num_to_plan -= 1
-            if request.status is RequestStatus.RUNNING and request.request_id not in plan.planned_ids:
-                self._continue(request, plan)
+        self._continue_all(decodes, plan)
+        self._continue_plain(plain, plan)
+        self._continue_all(prompts, plan)
         if plan.stalled and not plan.parts:
             self._unblock(plan)
-        if plan.admits:
-            self._admit(plan)
+        if plan.admits and self._queues.waiting and len(self._queues.running) < self._max_running:
+            self._admit(self._policy.waiting_order(self._queues.waiting), plan)
         output = SchedulerOutput(plan.step, tuple(plan.parts), tuple(plan.preempted), tuple(plan.refused))
         self._policy.planned(output)
         return output
 
     def update(self, output: SchedulerOutput, verdicts: Mapping[str, Verdict]) -> list[Request]:
-        ended = []
+        ended: list[Request] = []
+        verdict_of, size, extend = verdicts.get, self._cache.block_size, list.extend
+        intact = output.step >= self._last_preempting_step  # none of its parts has lost its blocks since
         for part in output.scheduled:
+            request = part.request
+            verdict = verdict_of(request.request_id)
+            if (  # nearly always: one token, and the request goes on
+                intact
+                and verdict is not None
+                and verdict.finish_reason is None
+                and verdict.token_ids
+                and part.samples
+                and not part.num_drafts
+                and request.finish_reason is None
+            ):
+                extend(request.output_token_ids, verdict.token_ids)  # `append_output`, without the call
+                request.num_pending_tokens -= 1
+                if part.num_tokens > 1 or not (part.start + 1) % size:
+                    self._commit(request, part.start, part.start + part.num_tokens)
+                continue
             # Also true for an aborted request whose id lives on in a new one: the part holds the old record.
-            if not part.request.is_finished and self._take_in(part, output.step, verdicts):
-                ended.append(part.request)
+            if not request.is_finished and self._take_in(part, output.step, verdict):
+                ended.append(request)
         return ended
 
     def finish(self, request_ids: Sequence[str], reason: FinishReason) -> list[Request]:
@@ -81,9 +112,48 @@ class QueueScheduler:
         return found
 
     def counts(self) -> Counts:
-        return Counts(running=len(self._queues.running), waiting=len(self._queues.waiting))
+        swapped = self._queues.num_swapped
+        return Counts(len(self._queues.running), len(self._queues.waiting) - swapped, swapped)
 
     # Running requests
+
+    def _running(self, planned_ids: set[str]) -> tuple[list[Entry], list[Request], list[Request]]:
+        """Plain decodes, which need nothing but their turn; other decodes; unfinished prompts. All but the planned ones."""
+        plain: list[Entry] = []
+        others: list[Request] = []
+        lanes, drafts = self._queues.lanes, self._drafts
+        if planned_ids:
+            lanes = [entry for entry in lanes if entry.request.request_id not in planned_ids]
+        for entry in lanes:
+            if entry.request.num_computed_tokens < entry.limit and not drafts:
+                plain.append(entry)
+            else:
+                others.append(entry.request)
+        if others and self._reorders:
+            wanted = set(others)
+            others = [request for request in self._policy.running_order(self._queues.running) if request in wanted]
+        prompts = [request for request in others if in_prompt(request)]
+        return plain, [request for request in others if not in_prompt(request)] if prompts else others, prompts
+
+    def _continue_plain(self, plain: Sequence[Entry], plan: Plan) -> None:
+        """A token for each. They know all their tokens but the one that they sample, and have a block for it."""
+        append, lost = plan.parts.append, bool(plan.preempted)
+        for entry in plain:
+            request = entry.request
+            if lost and (request.status is not RUNNING or not entry.limit):
+                continue  # gave way to another decode
+            start = request.num_computed_tokens
+            append(ScheduledRequest(request, start, 1))
+            request.num_computed_tokens = start + 1
+            request.num_pending_tokens += 1
+        plan.token_budget -= len(plain)
+        plan.num_to_plan -= len(plain)
+
+    def _continue_all(self, requests: Sequence[Request], plan: Plan) -> None:
+        for request in requests:
+            plan.num_to_plan -= 1
+            if request.status is RUNNING and request.request_id not in plan.planned_ids:
+                self._continue(request, plan)
 
     def _propose(self, decodes: Sequence[Request]) -> None:
         """Ask stage 6 for drafts. With ids in flight there is nothing to draft from."""
@@ -104,7 +174,7 @@ class QueueScheduler:
             request.draft_token_ids = []
         if self._reserve(request, request.num_computed_tokens + num_tokens, plan):
             self._plan(request, num_tokens, plan)
-        elif self._never_fits(request) and not request.num_pending_tokens:
+        elif self._starts.never_fits(request) and not request.num_pending_tokens:
             self._refuse(request, plan)
         else:
             plan.stalled.append(request)
@@ -139,14 +209,19 @@ class QueueScheduler:
         request.num_computed_tokens = start + num_tokens
         if samples:
             request.num_pending_tokens += 1 + num_drafts
+            self._queues.entry(request).limit = 0 if num_drafts else self._limit(request)
+
+    def _limit(self, request: Request) -> int:
+        """The position below which decodes are plain: in a block that it has, and before the last token that it may have."""
+        last = min(request.num_prompt_tokens + request.params.max_tokens, self._max_model_len) - 1
+        return min(len(request.block_table) * self._cache.block_size, last)
 
     # Blocks and preemption
 
     def _reserve(self, request: Request, num_positions: int, plan: Plan) -> bool:
         """Blocks for `num_positions` of a running request, at the cost of others where the policy allows."""
-        if num_positions <= len(request.block_table) * self._cache.block_size:
-            return True  # nearly always: a decode in a block that it has
-        if self._cache.allocate(request, num_positions):
+        held = len(request.block_table) * self._cache.block_size
+        if (num_positions <= held and not in_prompt(request)) or self._cache.allocate(request, num_positions):
             return True
         missing = self._blocks.num_missing(request, num_positions)
         victims = self._policy.victims(request, self._queues.running)
@@ -157,14 +232,16 @@ class QueueScheduler:
         return bool(chosen) and self._cache.allocate(request, num_positions)
 
     def _preempt(self, victims: Iterable[Request], plan: Plan) -> None:
-        """Back to waiting, to be recomputed. Tokens in flight are kept when they arrive (see `_take_in`)."""
+        """Back to waiting, KV kept in host memory or computed again. Tokens in flight are kept when they arrive."""
         for request in victims:
-            self._cache.free(request)
-            self._queues.preempt(request)
-            self._queues.entry(request).preempted_step = plan.step
+            entry = self._queues.entry(request)
+            entry.preempted_step = self._last_preempting_step = plan.step
+            entry.limit = 0
+            status = self._kv.give_up(request)
             request.num_computed_tokens = request.num_cached_tokens = 0
             request.num_preemptions += 1
             request.draft_token_ids = []
+            self._queues.preempt(request, status)
             plan.preempted.append(request)
             plan.admits = False  # what it gave up is not for the waiting
 
@@ -179,93 +256,55 @@ class QueueScheduler:
             self._continue(first, plan)
 
     def _displace(self, plan: Plan) -> None:
-        """Let the first waiting request push running ones out, where the policy says so and it lacks slot or blocks."""
-        if not self._queues.waiting or not self._queues.running:
-            return
-        head = self._policy.waiting_order(self._queues.waiting)[0]
-        victims = self._policy.displaced_by(head, self._queues.running)
-        if not victims or head.num_pending_tokens:
-            return
-        self._cache.lookup(head)
-        missing = self._blocks.num_missing(head, head.num_known_tokens) + self._num_spare(head)
-        self._cache.free(head)
+        """Let waiting requests, in their order, push running ones out while the policy says so and they lack slot or blocks."""
+        while self._queues.waiting and self._queues.running:
+            head = next(iter(self._policy.waiting_order(self._queues.waiting)), None)
+            if head is None or head.num_pending_tokens or head in plan.preempted:
+                return
+            victims = self._policy.displaced_by(head, self._queues.running)
+            if not victims or not self._make_room(head, victims, plan):
+                return
+            plan.num_to_plan = sum(r.request_id not in plan.planned_ids for r in self._queues.running)
+            self._starts.changed()  # there is room for it now
+            if self._admit([head], plan) is not Trial.STARTED:
+                return
+            plan.admits = True
+
+    def _make_room(self, head: Request, victims: Sequence[Request], plan: Plan) -> bool:
+        """False, with nothing changed: all that `victims` could give would not do."""
+        missing = self._starts.num_missing(head)
         num_slots = max(len(self._queues.running) + 1 - self._max_running, 0)
-        chosen = self._blocks.choose(victims, missing, num_slots) if missing > 0 or num_slots else []
-        if not chosen:
-            return
-        self._preempt(chosen, plan)
-        plan.admits = True
-        plan.token_budget -= len(self._queues.running)  # the others keep a token each
-        self._start(head, plan)
-        plan.token_budget += len(self._queues.running) - (head.status is RequestStatus.RUNNING)
-
-    # Waiting requests
-
-    def _admit(self, plan: Plan) -> None:
-        if not self._queues.waiting or not plan.token_budget or len(self._queues.running) >= self._max_running:
-            return
-        for request in tuple(self._policy.waiting_order(self._queues.waiting)):
-            if not plan.token_budget or len(self._queues.running) >= self._max_running:
-                return
-            if not self._start(request, plan) and self._policy.head_of_line:
-                return
-
-    def _start(self, request: Request, plan: Plan) -> bool:
-        """Admit one waiting request, or refuse it for good. False: it waits on."""
-        if request.num_pending_tokens:
-            return False  # preempted in flight: its last id is still to come
-        if self._never_fits(request):
-            self._refuse(request, plan)
+        if missing <= 0 and not num_slots:
             return True
-        if self._blocked and self._blocked.still(request, self._cache.num_free_blocks, len(self._queues.running)):
-            return False
-        num_cached = self._cache.lookup(request)
-        num_tokens = self._prefill.num_tokens(request, request.num_known_tokens - num_cached, plan.token_budget)
-        if not num_tokens or not self._allocate_all(request):
-            self._cache.free(request)
-            if num_tokens:
-                self._blocked = Blocked(request, self._cache.num_free_blocks, len(self._queues.running))
-            return False
-        self._enter(request, num_cached)
-        self._plan(request, num_tokens, plan)
-        return True
+        unplanned = (victim for victim in victims if victim.request_id not in plan.planned_ids)
+        chosen = self._blocks.choose(unplanned, missing, num_slots)
+        self._preempt(chosen, plan)
+        return bool(chosen)
 
-    def _allocate_all(self, request: Request) -> bool:
-        missing = self._blocks.num_missing(request, request.num_known_tokens) + self._num_spare(request)
-        return missing <= 0 and self._cache.allocate(request, request.num_known_tokens)
-
-    def _num_spare(self, request: Request) -> int:
-        """Blocks that stay free when a preempted request resumes: one to grow for it and for each running one.
-
-        So it is not preempted again at once, and the number of preemptions of a request stays small.
-        """
-        return len(self._queues.running) + 1 if self._queues.running and request.num_preemptions else 0
-
-    def _enter(self, request: Request, num_cached: int) -> None:
-        entry = self._queues.entry(request)
-        if request.first_scheduled_time is None:
-            request.first_scheduled_time = self._clock()
-            entry.num_cached_first = num_cached
-        self._queues.start(request)
-        request.num_computed_tokens = num_cached
-        request.num_cached_tokens = min(num_cached, entry.num_cached_first)  # own blocks found again are no saving
+    def _admit(self, order: Iterable[Request], plan: Plan) -> Trial:
+        tried = self._starts.admit(order, plan)
+        for request in tried.refused:
+            self._refuse(request, plan)
+        return tried.last
 
     # Results and endings
 
-    def _take_in(self, part: ScheduledRequest, step: int, verdicts: Mapping[str, Verdict]) -> bool:
+    def _take_in(self, part: ScheduledRequest, step: int, verdict: Verdict | None) -> bool:
         """One request's result; True when it has ended."""
         request = part.request
-        verdict = verdicts.get(request.request_id)
         kept = verdict.token_ids if verdict and part.samples else ()
         num_sampled = 1 + part.num_drafts if part.samples else 0
         request.append_output(kept)
         request.num_pending_tokens -= num_sampled
         if part.num_drafts:
             request.draft_token_ids = []
-        if step >= self._queues.entry(request).preempted_step:
+        entry = self._queues.entry(request)
+        if step >= entry.preempted_step:
             num_rejected = min(num_sampled - len(kept), part.num_drafts)
             request.num_computed_tokens -= num_rejected
             self._commit(request, part.start, part.start + part.num_tokens - num_rejected)
+            if part.num_drafts:  # it is settled again; the next step may be one without drafts
+                entry.limit = self._limit(request)
         if verdict and verdict.finish_reason:
             request.stop_reason = verdict.stop_reason
             self._end(request, verdict.finish_reason)
@@ -280,10 +319,6 @@ class QueueScheduler:
         if end // size > start // size:
             self._cache.commit(request, end)
 
-    def _never_fits(self, request: Request) -> bool:
-        impossible = not 0 < request.num_prompt_tokens <= self._max_model_len
-        return impossible or self._blocks.num_needed(request.num_known_tokens) > self._cache.num_blocks
-
     def _refuse(self, request: Request, plan: Plan) -> None:
         request.stop_reason = (
             f"{request.num_known_tokens} tokens do not fit {self._cache.num_blocks} KV blocks of "
@@ -292,6 +327,11 @@ class QueueScheduler:
         self._end(request, FinishReason.ERROR)
         plan.refused.append(request)
 
+    def _expire(self, plan: Plan) -> None:
+        for request in self._expiry.pop_due(self._clock()):
+            self._end(request, FinishReason.EXPIRED)
+            plan.refused.append(request)
+
     def _end(self, request: Request, reason: FinishReason) -> None:
         self._queues.remove(request)
         self._cache.free(request, discard=reason is FinishReason.ERROR)
@@ -299,5 +339,5 @@ class QueueScheduler:
         request.finish_reason = reason
         request.num_pending_tokens = 0
         request.draft_token_ids = []
-        self._blocked = None
+        self._starts.changed()
         self._policy.left(request)

@@ -1,10 +1,11 @@
 """Stage 3, admission: bounds, queue caps, deadlines, tenant limits; makes the typed request (R3.1, R1.2).
 
-The contract, then the built-in ones: `Open`, the checks every request meets, and `LoadAware`, a bounded queue before it.
+The contract, then `Open`, the checks every request meets. `core.stages.load_aware` puts a bounded queue before it.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from core.errors import OverloadedError, RequestError
+from core.errors import RequestError
 from core.request import EngineRequest, SamplingParams
 from core.stages.frontend import GenerateRequest, Load
 
 if TYPE_CHECKING:
     from core.model.spec import ModelSpec
+
+MAX_TTL_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,9 @@ class Admission(Protocol):
     ) -> tuple[EngineRequest, ...]:
         """One EngineRequest per choice (`request_id` of choice i is f"{request.request_id}#{i}").
 
+        A request with a `ttl` has a deadline that long after its arrival, or an earlier one. One whose admission leaves it
+        without a deadline is given that one (admissions of API 1.1 know of none).
+
         Raises RequestError (context length, max_tokens …; names field and numbers) or OverloadedError (Retry-After).
         """
         ...
@@ -99,6 +105,8 @@ class Open:
         least = min_tokens_of(request, params, limit)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         params = msgspec.structs.replace(params, max_tokens=limit, min_tokens=least)
+        arrival = self._context.clock()
+        deadline = deadline_of(request, arrival)
         return tuple(
             EngineRequest(
                 request_id=f"{request.request_id}#{choice}",
@@ -109,53 +117,11 @@ class Open:
                 priority=request.priority,
                 tenant=request.tenant,
                 cache_salt=request.cache_salt,
-                arrival_time=self._context.clock(),
+                arrival_time=arrival,
+                deadline=deadline,
             )
             for choice in range(params.n)
         )
-
-
-class LoadAware:
-    """`Open` behind a bounded queue: past a bound the answer is 503 at once, with the seconds after which to try again.
-
-    A call that is past a bound all by itself could never be admitted, so it is a wrong request.
-    """
-
-    class Settings(Open.Settings):
-        max_in_flight: int = Field(default=256, ge=1, description="sequences (choices) admitted and not ended")
-        max_prompt_tokens_in_flight: int = Field(default=1_000_000, ge=1)
-        retry_after: float = Field(default=1.0, gt=0, description="seconds, told to refused clients")
-
-    def __init__(self, settings: Settings, context: AdmissionContext):
-        self._settings = settings
-        self._open = Open(settings, context)
-
-    def check_room(self, num_choices: int, load: Load) -> None:
-        self._check("max_in_flight", num_choices, load.in_flight, "n")
-
-    def admit(
-        self, request: GenerateRequest, prompt_token_ids: list[int], params: SamplingParams, load: Load
-    ) -> tuple[EngineRequest, ...]:
-        admitted = self._open.admit(request, prompt_token_ids, params, load)
-        num_prompt, n = len(prompt_token_ids), len(admitted)
-        self._check("max_in_flight", n, load.in_flight, "n")
-        too_long = num_prompt > self._settings.max_prompt_tokens_in_flight
-        self._check(
-            "max_prompt_tokens_in_flight", n * num_prompt, load.prompt_tokens_in_flight, "prompt" if too_long else "n"
-        )
-        return admitted
-
-    def _check(self, key: str, wanted: int, in_flight: int, param: str) -> None:
-        """`param` is the field that a client would have to change where the call alone is past the bound."""
-        bound: int = getattr(self._settings, key)
-        if wanted > bound:
-            raise RequestError(
-                f"{param}: the request alone needs {wanted}, and the server never has more than admission.{key}={bound}",
-                param=param,
-            )
-        if in_flight + wanted > bound:
-            message = f"the server is at its limit ({in_flight + wanted} > admission.{key}={bound}); try again later"
-            raise OverloadedError(message, retry_after=self._settings.retry_after)
 
 
 def max_tokens_of(request: GenerateRequest, num_prompt: int, context: AdmissionContext, default: int | None) -> int:
@@ -195,6 +161,16 @@ def min_tokens_of(request: GenerateRequest, params: SamplingParams, limit: int) 
             f"min_tokens={params.min_tokens} is more than {request.max_tokens_param}={limit}", param="min_tokens"
         )
     return min(params.min_tokens, limit)
+
+
+def deadline_of(request: GenerateRequest, arrival: float) -> float | None:
+    """Monotonic seconds. Raises RequestError for a `ttl` that nobody could mean."""
+    ttl = request.ttl
+    if ttl is None:
+        return None
+    if not (math.isfinite(ttl) and 0 < ttl <= MAX_TTL_S):
+        raise RequestError(f"ttl must be more than 0 and at most {MAX_TTL_S:g} seconds, not {ttl:g}", param="ttl")
+    return arrival + ttl
 
 
 def _too_long(message: str, param: str) -> RequestError:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from core.batch import SamplerOutput, SchedulerOutput, Verdict
 from core.outputs import Timings
-from core.request import FinishReason, RepetitionDetection, Request
+from core.request import FinishReason, RepetitionDetection, Request, RequestStatus
 
 if TYPE_CHECKING:
     from core.model.spec import ModelSpec
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class CompletionContext:
     model: ModelSpec  # eos_token_ids, max_model_len
+
+
+FINISHED = RequestStatus.FINISHED
 
 
 class Completion(Protocol):
@@ -82,20 +85,25 @@ class Standard:
 
     def judge(self, output: SchedulerOutput, sampled: SamplerOutput) -> Mapping[str, Verdict]:
         verdicts: dict[str, Verdict] = {}
+        ids_of, errors = sampled.token_ids.get, sampled.errors
         for part in output.scheduled:
             request = part.request
-            if request.is_finished:  # aborted while the step was in flight
+            if request.status > FINISHED:  # aborted while the step was in flight
                 continue
-            if request.request_id in sampled.errors:
+            token_ids = ids_of(request.request_id)
+            if errors and request.request_id in errors:
                 verdicts[request.request_id] = Verdict((), FinishReason.ERROR)
-            elif request.request_id in sampled.token_ids:
-                verdicts[request.request_id] = self._judge_one(request, sampled.token_ids[request.request_id])
+            elif token_ids is not None:
+                verdicts[request.request_id] = self._judge_one(request, token_ids)
         return verdicts
 
     def _judge_one(self, request: Request, token_ids: tuple[int, ...]) -> Verdict:
         """The first end cuts what follows it: speculation may bring several ids at once."""
         params, num_output = request.params, len(request.output_token_ids)
         most = min(params.max_tokens, self._max_model_len - len(request.prompt_token_ids))
+        may_end_early = params.stop_token_ids or params.repetition_detection or not self._eos.isdisjoint(token_ids)
+        if not may_end_early and num_output + len(token_ids) < most:
+            return Verdict(token_ids)  # nearly always
         for index, token_id in enumerate(token_ids):
             may_end = num_output + index >= params.min_tokens
             if may_end and token_id in self._eos and not params.ignore_eos:

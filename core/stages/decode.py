@@ -19,6 +19,8 @@ class DecodeContext:
 class Decode(Protocol):
     """Config group `decode`. Called once per step with all requests whose prompt is computed.
 
+    A class that never proposes anything may say so, and is not asked: `proposes = False` in its body (plugin API 1.2).
+
     Example::
 
         from collections.abc import Mapping, Sequence
@@ -65,6 +67,8 @@ def num_drafts_left(request: Request, max_model_len: int) -> int:
 
 class Plain:
     """One token per request per step."""
+
+    proposes = False
 
     class Settings(BaseModel):
         model_config = ConfigDict(frozen=True, extra="forbid")

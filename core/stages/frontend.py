@@ -5,7 +5,7 @@ A frontend turns a client's words into a `GenerateRequest` and the answer's `Req
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from core.outputs import PluginIncident, RequestOutput, StepStats
@@ -34,6 +34,7 @@ class GenerateRequest:
     cache_salt: str = ""
     received_time: float | None = None  # monotonic seconds, when the frontend began to read it
     trace_context: str = ""  # W3C traceparent, checked
+    ttl: float | None = None  # seconds that it may wait until it is scheduled first; then it ends as overloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,58 @@ class Health:
     detail: str = ""
 
 
+OUTPUT_GUESS = 256.0  # tokens, of a sequence that may have more, before any has ended
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What admission looks at. Counts of requests (choices), from the front's own table and the engine's last step."""
+    """What admission looks at. Counts of sequences (choices), from the front's own table and the engine's last step.
 
-    in_flight: int = 0  # registered at the front and not ended
+    Queued are those without a token yet: they wait, or their prompt is being computed. The output of a sequence is expected
+    to be as long as that of others was lately, or as its `max_tokens` where that is less.
+    """
+
+    in_flight: int = 0  # registered at the front and not ended; those that are being rendered, too
     running: int = 0
     waiting: int = 0
     prompt_tokens_in_flight: int = 0
     kv_blocks_free: int = 0
     kv_blocks_total: int = 0
+    queued_prompt_tokens: int = 0
+    queued_tokens: int = 0  # of these sequences' prompts and expected output
+    mean_output_tokens: float = 0.0  # of sequences that have ended lately; 0: none has
+    tokens_per_s: float = 0.0  # that the engine can do, seen while requests waited; 0: not known
+    tenant: str = ""  # the caller's; "": it has none, and the next two are 0
+    tenant_in_flight: int = 0
+    tenant_tokens_in_flight: int = 0  # prompts and expected output
+
+    @property
+    def queueing_s(self) -> float:
+        """Seconds that a new sequence will wait before it runs, as far as is known; 0.0 where that is not.
+
+        While requests wait, those ahead must be through with all their work, on average, before a place is free (Little's
+        law: the queue's work over what is done per second). While none does, only prompts are before it.
+        """
+        if not self.tokens_per_s:
+            return 0.0
+        return (self.queued_tokens if self.waiting else self.queued_prompt_tokens) / self.tokens_per_s
+
+    def expected_output(self, max_tokens: int) -> int:
+        return min(max_tokens, max(round(self.mean_output_tokens or OUTPUT_GUESS), 1))
+
+    def plus(self, num_sequences: int, num_prompt: int, max_tokens: int) -> Load:
+        """With sequences of this tenant that are about to be registered, each of them with a prompt of so many tokens."""
+        prompt, tokens = num_sequences * num_prompt, num_sequences * (num_prompt + self.expected_output(max_tokens))
+        of_tenant = bool(self.tenant)
+        return replace(
+            self,
+            in_flight=self.in_flight + num_sequences,
+            prompt_tokens_in_flight=self.prompt_tokens_in_flight + prompt,
+            queued_prompt_tokens=self.queued_prompt_tokens + prompt,
+            queued_tokens=self.queued_tokens + tokens,
+            tenant_in_flight=self.tenant_in_flight + of_tenant * num_sequences,
+            tenant_tokens_in_flight=self.tenant_tokens_in_flight + of_tenant * tokens,
+        )
 
 
 class Deltas(Protocol):
@@ -88,7 +131,8 @@ class FrontHalf(Protocol):
     def generate(self, request: GenerateRequest) -> Deltas:
         """Deltas until every choice has ended. Closing the iterator aborts the request and frees all it holds.
 
-        Raises before the first delta: RequestError (4xx), OverloadedError (503). At any time: EngineDeadError,
+        Raises before the first delta: RequestError (4xx), OverloadedError (503); the latter also where a choice was not
+        scheduled before its deadline (`ttl`), in place of an end with FinishReason.EXPIRED. At any time: EngineDeadError,
         GenerationError, whose message names the component that failed. After an error nothing more comes and nothing is
         held. A request that is malformed (types, NaN) is the frontend's failure: GenerationError.
         """

@@ -16,7 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from core.batch import SchedulerOutput, Verdict
 from core.cache.kv_cache import KVCache
 from core.request import FinishReason, Request
+from core.scheduling.swap_cost import SwapCost
 from core.stages.decode import Decode
+from core.stages.predictor import Predictor
 from core.stages.prefill import Prefill
 
 
@@ -35,13 +37,16 @@ class SchedulerContext:
     decode: Decode  # stage 6: how many tokens a request tries per step
     clock: Callable[[], float]  # monotonic seconds; a scheduler reads no other clock
     max_model_len: int
+    swap_cost: SwapCost | None = None  # None: nothing is moved to host memory
+    predictor: Predictor | None = None  # how many tokens a request will still generate; None: in a test
 
 
 class Counts(NamedTuple):
-    """Requests in a scheduler; preempted ones count as waiting."""
+    """Requests in a scheduler; preempted ones count as waiting, or as swapped where their KV is in host memory."""
 
     running: int = 0
     waiting: int = 0
+    swapped: int = 0
 
 
 class Scheduler(Protocol):

@@ -73,6 +73,18 @@ class AdmissionContract(Contract):
         assert (request.priority, request.tenant, request.cache_salt) == (-3, "t", "s")
         assert request.params == msgspec.structs.replace(params, max_tokens=8)
 
+    def test_a_ttl_is_a_deadline(self) -> None:
+        """That long after its arrival, for each of its choices, or earlier: an admission may have a limit of its own."""
+        admission = self.make_admission(clock=FakeClock(50.0))
+        found = admission.admit(make_call(ttl=2.5), [7], SamplingParams(n=2), IDLE)
+        assert all(request.deadline is not None and 50.0 < request.deadline <= 52.5 for request in found)
+        (free,) = admission.admit(make_call(), [7], SamplingParams(), IDLE)
+        assert free.deadline is None or free.deadline > 50.0
+
+    @pytest.mark.parametrize("ttl", [0.0, -1.0, 1e9])
+    def test_a_ttl_that_nobody_can_mean_is_refused(self, ttl: float) -> None:
+        assert self.refusal(call=make_call(ttl=ttl)).param == "ttl"
+
     def test_the_clients_seed_is_kept(self) -> None:
         for seed in (0, 1, 2**63 - 1, -5):
             (request,) = self.admit(params=SamplingParams(seed=seed))

@@ -7,7 +7,7 @@ class TestMine(AttentionContract):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import pytest
@@ -225,6 +225,37 @@ class AttentionContract(Contract):
             f"forward calls Tensor.{reads.found[0]}: plan in `prepare`, which is called once per batch"
         )
 
+    @pytest.mark.parametrize("spec", ["window", "window_of_one", "window_softcap"])
+    def test_blocks_before_all_windows_are_not_read(self, spec: str) -> None:
+        """They are given back, and -1 in the table; another group of layers has written to the same cache since."""
+        self.needs("window_groups")
+        self.needs_of(SPECS[spec])
+        one, context, lengths = SPECS[spec], self.context(), ((90, 1), (37, 26), (64, 300), (0, 50))
+        backend, sequences = self.make_backend(context), make_sequences(SPECS[spec], lengths, context)
+        shape = backend.kv_shape(one, sequences.num_blocks)
+        cache = torch.full(shape, float("nan"), dtype=context.dtype, device=context.device)
+        parts = (sequences.q, sequences.k, sequences.v)
+        zeros = [0] * len(lengths)
+        before = [sequences.rows(part, zeros, sequences.computed) for part in parts]
+        first = sequences.batch(zeros, sequences.computed, context.block_size)
+        backend.forward(one, before[0], before[1], before[2], cache, backend.prepare(first, [one]))
+        num_gone = [max(start - (one.sliding_window or 0) + 1, 0) // context.block_size for start in sequences.computed]
+        gone = [block for table, count in zip(sequences.tables, num_gone, strict=True) for block in table[:count]]
+        assert gone
+        count = len(gone) * context.block_size
+        poison = batch_of([Share("x", [0] * count, 0, count, gone)], context.block_size)
+        q, k = before[0][:1].repeat(count, 1, 1), torch.full_like(before[1][:1].repeat(count, 1, 1), float("nan"))
+        backend.forward(one, q, k, k, cache, backend.prepare(poison, [one]))
+        tables = tuple([-1] * count + table[count:] for table, count in zip(sequences.tables, num_gone, strict=True))
+        batch = replace(sequences, tables=tables).batch(sequences.computed, sequences.scheduled, context.block_size)
+        q, k, v = (sequences.rows(part, sequences.computed, sequences.scheduled) for part in parts)
+        out = backend.forward(one, q, k, v, cache, backend.prepare(batch, [one]))
+        expected = [
+            naive_attention(one, q[start:].cpu(), k.cpu(), v.cpu(), start)
+            for start, q, k, v in zip(sequences.computed, *parts, strict=True)
+        ]
+        torch.testing.assert_close(out.float().cpu(), torch.cat(expected), atol=2e-5, rtol=1e-2)
+
     def test_q_k_and_v_are_left_as_they_are(self) -> None:
         spec, context = SPECS["grouped"], self.context()
         backend, sequences = self.make_backend(context), make_sequences(SPECS["grouped"], ((0, 30), (0, 1)), context)
@@ -252,6 +283,26 @@ class AttentionContract(Contract):
         out = backend.forward(spec, q, keys, values, cache, metadata)
         expected = [naive_attention(spec, sequences.q[i][16:].cpu(), k[i].cpu(), v[i].cpu(), 16) for i in range(2)]
         torch.testing.assert_close(out.float().cpu(), torch.cat(expected), atol=2e-5, rtol=1e-3)
+
+    def test_blocks_can_be_moved_one_by_one(self) -> None:
+        """Of those who provide `blocks_first`: a block's rows are all that there is of it."""
+        self.needs("blocks_first")
+        spec, context = SPECS["grouped"], self.context()
+        sequences, backend = make_sequences(spec, ((40, 3),), context), self.make_backend(context)
+        shape = backend.kv_shape(spec, 8)
+        assert shape[0] == 8 * backend.kv_shape(spec, 1)[0]
+        assert shape[1:] == backend.kv_shape(spec, 1)[1:]
+        cache = torch.full(shape, float("nan"), dtype=context.dtype, device=context.device)
+        q, k, v = (part[0] for part in (sequences.q, sequences.k, sequences.v))
+        first = batch_of([Share("a", [0] * 40, 0, 40, [4, 2, 1])], context.block_size)
+        backend.forward(spec, q[:40], k[:40], v[:40], cache, backend.prepare(first, [spec]))
+        blocks = cache.view(8, -1)
+        moved = torch.full_like(blocks, float("nan"))
+        moved[[0, 7, 3]] = blocks[[4, 2, 1]]
+        then = batch_of([Share("a", [0] * 43, 40, 3, [0, 7, 3])], context.block_size)
+        out = backend.forward(spec, q[40:], k[40:], v[40:], moved.view(shape), backend.prepare(then, [spec]))
+        expected = naive_attention(spec, q[40:].cpu(), k.cpu(), v.cpu(), 40)
+        torch.testing.assert_close(out.float().cpu(), expected, atol=2e-5, rtol=1e-3)
 
     def test_a_step_run_twice_gives_the_same(self) -> None:
         """KV writes are idempotent: the engine may repeat a failed step."""

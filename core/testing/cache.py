@@ -131,12 +131,14 @@ class CacheContract(CacheChecks):
             found = self.run(cache, make_request(f"r{index}", prompt, **owner))
             assert found == 0, f"{found} tokens of another {field} are found"
 
-    def test_reset_is_refused_while_a_request_holds_blocks(self) -> None:
+    def test_reset_leaves_blocks_to_whoever_holds_them(self) -> None:
         cache = self.make_cache(4)
         request = make_request("a", [1])
         cache.allocate(request, 1)
-        assert not cache.reset()
+        cache.reset()  # a cache may refuse
         assert len(request.block_table) == 1
+        assert cache.num_free_blocks == 3
+        cache.check()
         cache.free(request)
         assert cache.reset()
         cache.check()
@@ -228,6 +230,35 @@ class PrefixSharingContract(CacheChecks):
         cache.free(taker)
         cache.check()
 
+    def test_peek_says_what_lookup_finds_and_takes_nothing(self) -> None:
+        """By whomever it is asked, for whatever prompt; and what was only peeked at is not the more recent for it."""
+        cache = self.make_cache(6)
+        if not hasattr(cache, "peek"):
+            pytest.skip("it has no peek (API 1.1)")
+        prompt = self.prompt(cache, 2, extra=1)
+        self.run(cache, make_request("old", prompt))
+        self.run(cache, make_request("new", self.prompt(cache, 2, extra=1, first=500)))
+        scored = SamplingParams(prompt_logprobs=0)
+        probes = [
+            make_request("same", prompt),
+            make_request("whole blocks", prompt[:-1]),
+            make_request("longer", [*prompt, *prompt]),
+            make_request("other", [9, *prompt]),
+            make_request("stranger", prompt, tenant="b"),
+            make_request("scored", prompt, params=scored),
+        ]
+        for probe in probes:
+            peeked = cache.peek(probe)
+            assert (probe.block_table, cache.num_free_blocks) == ([], 6)
+            assert cache.lookup(probe) == peeked
+            cache.free(probe)
+        self.run(cache, make_request("new again", self.prompt(cache, 2, extra=1, first=500)))
+        assert cache.peek(probes[0]) == 2 * cache.block_size
+        taker = make_request("taker", [1])
+        assert cache.allocate(taker, 4 * cache.block_size)
+        assert cache.peek(probes[0]) == 0, "peek has made a prefix younger"
+        cache.check()
+
     def test_lookup_undone_leaves_no_trace(self) -> None:
         cache = self.make_cache(8)
         prompt = self.prompt(cache, 2, extra=1)
@@ -264,3 +295,25 @@ class PrefixSharingContract(CacheChecks):
         self.run(cache, make_request("a", prompt))
         assert cache.reset()
         assert self.run(cache, make_request("b", prompt)) == 0
+
+    def test_nothing_of_before_a_reset_is_found_again(self) -> None:
+        """Neither what was cached, nor what a request that went on through it has written or writes."""
+        cache = self.make_cache(32)
+        prompt = self.prompt(cache, 4, extra=1)
+        self.run(cache, make_request("a", prompt[: 2 * cache.block_size + 1]))
+        running = make_request("running", prompt[: 3 * cache.block_size + 1])
+        self.start(cache, running)
+        if not cache.reset():
+            assert cache.lookup(make_request("b", prompt)) == 3 * cache.block_size, "a refused reset changes nothing"
+            return
+        table = list(running.block_table)
+        running.append_output(prompt[3 * cache.block_size + 1 :])
+        assert cache.allocate(running, running.num_tokens)
+        assert running.block_table[: len(table)] == table
+        running.num_computed_tokens = running.num_tokens
+        cache.commit(running)
+        assert self.run(cache, make_request("b", prompt[: cache.block_size + 1])) == 0
+        cache.free(running)
+        cache.check()
+        assert self.run(cache, make_request("c", prompt)) == cache.block_size, "what `b` wrote since, and no more"
+        assert cache.num_free_blocks == cache.num_blocks

@@ -13,11 +13,14 @@ from core.cache.kv_cache import CacheContext, KVCache
 from core.cache.paged import PagedCache
 from core.engine import Engine
 from core.isolation.faults import Faults
+from core.kv_layout import KVLayout
 from core.model.interface import Executor
 from core.model.spec import ModelFiles, ModelSpec
 from core.request import EngineRequest, SamplingParams
+from core.scheduling.swap_cost import SwapCost
 from core.stages.completion import Completion, CompletionContext, Standard
 from core.stages.decode import Decode, DecodeContext, Plain
+from core.stages.predictor import MaxTokens, Predictor, PredictorContext
 from core.stages.prefill import Chunked, Prefill, PrefillContext
 from core.stages.scheduler import Scheduler, SchedulerContext, SchedulerSettings
 from core.testing.fakes import EOS_TOKEN_ID, VOCAB_SIZE
@@ -37,8 +40,9 @@ def fake_spec(vocab_size: int = VOCAB_SIZE, max_model_len: int = MAX_MODEL_LEN) 
     )
 
 
-def paged_cache(num_blocks: int = 64, **settings: object) -> KVCache:
-    return PagedCache(PagedCache.Settings.model_validate(settings), CacheContext(num_blocks, MAX_MODEL_LEN))
+def paged_cache(num_blocks: int = 64, num_swap_blocks: int = 0, **settings: object) -> KVCache:
+    context = CacheContext(num_blocks, MAX_MODEL_LEN, num_swap_blocks)
+    return PagedCache(PagedCache.Settings.model_validate(settings), context)
 
 
 def scheduler_context(
@@ -50,6 +54,7 @@ def scheduler_context(
         decode=decode or Plain(Plain.Settings(), DecodeContext(MAX_MODEL_LEN)),
         clock=time.monotonic,
         max_model_len=MAX_MODEL_LEN,
+        predictor=MaxTokens(MaxTokens.Settings(), PredictorContext(MAX_MODEL_LEN)),
     )
 
 
@@ -60,28 +65,39 @@ def make_engine(
     *,
     spec: ModelSpec | None = None,
     num_blocks: int = 64,
+    num_swap_blocks: int = 0,
     chunk_size: int = 64,
     budget: int = 256,
     cache: Callable[[], KVCache] | None = None,
     prefill: Callable[[], Prefill] | None = None,
     decode: Callable[[], Decode] | None = None,
     completion: Completion | None = None,
+    predictor: Predictor | None = None,
     faults: Faults | None = None,
+    layout: KVLayout | None = None,
 ) -> Engine:
-    """An engine around `scheduler(settings, context)`; what is not given is built in. `num_blocks`: also of a cache given."""
+    """An engine around `scheduler(settings, context)`; what is not given is built in. The numbers of blocks: also of a cache
+    given. Swapping is worth it always.
+    """
     spec, faults = spec or fake_spec(), faults or Faults()
     chunked = Chunked.Settings(chunk_size=chunk_size)
     executor.allocate(num_blocks)
+    if num_swap_blocks:
+        executor.allocate_swap(num_swap_blocks, checksums=True)
     blueprint = Blueprint(
         model=spec,
         executor=executor,
         completion=completion or Standard(Standard.Settings(), CompletionContext(spec)),
-        make_cache=cache or partial(paged_cache, num_blocks),
+        predictor=predictor or MaxTokens(MaxTokens.Settings(), PredictorContext(spec.max_model_len)),
+        make_cache=cache or partial(paged_cache, num_blocks, num_swap_blocks),
         make_prefill=prefill or partial(Chunked, chunked, PrefillContext(budget)),
         make_decode=decode or partial(Plain, Plain.Settings(), DecodeContext(MAX_MODEL_LEN)),
         make_scheduler=partial(scheduler, settings),
         step_limits=settings,
         clock=faults.clock,
+        num_swap_blocks=num_swap_blocks,
+        swap_cost=SwapCost(0.0, 1.0) if num_swap_blocks else None,
+        layout=layout or KVLayout(),
     )
     pipeline = blueprint.build(faults)
     info = EngineInfo(

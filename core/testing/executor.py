@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from core.batch import ModelBatch
+from core.cache.swap import KVCopy
 from core.errors import ConfigError
 from core.model.interface import Executor
 from core.request import EngineRequest
@@ -147,4 +148,92 @@ class ExecutorContract(Contract):
         executor.submit(prefill_of("a", [1, 2, 3], 0)).result()
         executor.forget(["a", "a", "nobody"])
         executor.forget([])
+        executor.close()
+
+    # Host memory, of those who provide `swap`
+
+    def make_swapping(self, num_swap_blocks: int = 8, checksums: bool = True) -> Executor:
+        self.needs("swap")
+        executor = self.make_executor()
+        executor.allocate_swap(num_swap_blocks, checksums)
+        return executor
+
+    def next_of(self, executor: Executor, ids: list[int], block: int) -> tuple[int, ...]:
+        """What comes after `ids`, all but the last of which are in `block` already."""
+        decode = batch_of([Share("a", ids, len(ids) - 1, 1, [block])], BLOCK_SIZE)
+        return ids_of(executor.submit(decode).result())["a"]
+
+    @pytest.mark.parametrize("checksums", [False, True])
+    def test_kv_that_went_to_host_memory_comes_back_anywhere(self, checksums: bool) -> None:
+        executor = self.make_swapping(checksums=checksums)
+        prompts = [[index + 1, 2, 3] for index in range(3)]
+        for index, ids in enumerate(prompts):
+            executor.submit(prefill_of("a", ids, index)).result()
+        executor.swap([KVCopy("out", (0, 1, 2), (7, 3, 4))])
+        for block in range(10):
+            executor.submit(prefill_of("b", [9] * BLOCK_SIZE, block)).result()
+        executor.swap([KVCopy("in", (8, 0, 5), (7, 3, 4))])
+        for block, ids in zip((8, 0, 5), prompts, strict=True):
+            assert self.next_of(executor, [*ids, 4], block) == (toy_next([*ids, 4]),)
+        executor.close()
+
+    def test_copies_are_made_in_order_after_the_steps_before(self) -> None:
+        executor = self.make_swapping()
+        executor.submit(prefill_of("a", [1, 2, 3], 0))
+        executor.submit(prefill_of("b", [4, 5, 6], 1))
+        turns = [
+            KVCopy("out", (0,), (0,)),
+            KVCopy("out", (1,), (1,)),
+            KVCopy("in", (1,), (0,)),
+            KVCopy("in", (0,), (1,)),
+        ]
+        executor.swap([*turns, KVCopy("out", (1,), (0,)), KVCopy("in", (6,), (0,))])
+        assert self.next_of(executor, [4, 5, 6, 7], 0) == (toy_next([4, 5, 6, 7]),)
+        for block in (1, 6):
+            assert self.next_of(executor, [1, 2, 3, 7], block) == (toy_next([1, 2, 3, 7]),)
+        executor.close()
+
+    def test_a_checksum_tells_of_kv_that_never_went_out(self) -> None:
+        executor = self.make_swapping()
+        executor.swap([])
+        with pytest.raises(Exception, match="checksum"):
+            executor.swap([KVCopy("in", (0,), (5,))])
+        executor.close()
+
+    def test_host_memory_that_does_not_fit_is_refused_with_its_size(self) -> None:
+        executor = self.make_swapping()
+        with pytest.raises(ConfigError, match=str(10**13)):
+            executor.allocate_swap(10**13)
+        executor.close()
+
+    def test_it_knows_how_long_a_copy_takes(self) -> None:
+        executor = self.make_swapping()
+        seconds = executor.measure_swap()
+        assert type(seconds) is float
+        assert 0 <= seconds < 60
+        self.make_swapping(num_swap_blocks=1).measure_swap()
+        executor.close()
+
+    def test_swapped_requests_have_the_tokens_of_a_solo_run(self) -> None:
+        """In an engine that has blocks for two of twelve requests."""
+        self.needs("swap")
+        executor = self.make(Toy().context())
+        limits = QueueSettings(max_num_scheduled_tokens=64, max_num_running_reqs=8)
+        engine = make_engine(fcfs, limits, executor, num_blocks=9, num_swap_blocks=20, chunk_size=24, budget=64)
+        head = [index % VOCAB_SIZE for index in range(40)]
+        requests = [engine_request(f"s{i}", [*head[: i * 5 % 41], i, i + 1], 30 + i) for i in range(12)]
+        found: dict[str, list[int]] = {request.request_id: [] for request in requests}
+        num_in = num_out = 0
+        engine.add(requests)
+        for _ in range(MAX_STEPS):
+            output = engine.step()
+            num_out += output.stats.num_swapped_out_blocks
+            num_in += output.stats.num_swapped_in_blocks
+            for delta in output.deltas:
+                found[delta.request_id] += delta.token_ids
+            if not engine.has_work():
+                break
+        self.assert_complete(requests, found)
+        assert num_out, "nothing was swapped"
+        assert num_in, "nothing came back"
         executor.close()

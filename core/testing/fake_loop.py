@@ -12,6 +12,7 @@ from core.request import FinishReason, Request
 from core.scheduling.policy import Policy, QueueSettings
 from core.scheduling.queue_scheduler import QueueScheduler
 from core.stages.decode import Decode, DecodeContext, Plain
+from core.stages.predictor import MaxTokens, PredictorContext
 from core.stages.prefill import Chunked, Prefill, PrefillContext
 from core.stages.scheduler import Scheduler, SchedulerContext
 from core.testing.fakes import FakeClock, FakeEngine, Limits, assert_right_output, make_request
@@ -42,14 +43,20 @@ def fake_engine(
     decode: Decode | None = None,
     num_in_flight: int = 0,
     prefix_caching: bool = True,
+    clock: FakeClock | None = None,
+    num_swap_blocks: int = 0,
+    windows: tuple[int | None, ...] = (None,),
 ) -> FakeEngine:
     limits = limits or Limits()
     settings = PagedCache.Settings(block_size=BLOCK_SIZE, enable_prefix_caching=prefix_caching)
-    cache = PagedCache(settings, CacheContext(num_blocks, limits.max_model_len))
+    longest_step = limits.max_num_scheduled_tokens
+    cache = PagedCache(settings, CacheContext(num_blocks, limits.max_model_len, num_swap_blocks, windows, longest_step))
     prefill = prefill or Chunked(Chunked.Settings(chunk_size=24), PrefillContext(limits.max_num_scheduled_tokens))
     decode = decode or Plain(Plain.Settings(), DecodeContext(limits.max_model_len))
-    context = SchedulerContext(cache, prefill, decode, FakeClock(), limits.max_model_len)
-    return FakeEngine(scheduler(context, limits), cache, limits, num_in_flight)
+    clock = clock or FakeClock()
+    predictor = MaxTokens(MaxTokens.Settings(), PredictorContext(limits.max_model_len))
+    context = SchedulerContext(cache, prefill, decode, clock, limits.max_model_len, predictor=predictor)
+    return FakeEngine(scheduler(context, limits), cache, limits, num_in_flight, clock=clock, windows=windows)
 
 
 def random_requests(rng: random.Random, count: int, max_tokens: int = 40) -> list[Request]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +19,15 @@ import numpy.typing as npt
 from core.batch import ModelBatch, SampledRow, SamplerOutput, SchedulerOutput, Verdict
 from core.batching import BatchBuilder
 from core.cache.kv_cache import KVCache
+from core.cache.swap import KVCopy
 from core.request import FinishReason, Request, RequestStatus, SamplingParams
 from core.stages.scheduler import Counts, Scheduler
 
 VOCAB_SIZE = 50
 EOS_TOKEN_ID = 7
+GROUP_STEP = 1 << 32  # between the ids that one group of layers writes, and the next
 MAX_IDLE_STEPS = 3  # steps without work, result or refusal while requests wait: more means that the scheduler spins
+MAX_BARREN_STEPS = 200  # steps that work, and bring neither a token nor an end: requests push each other out for ever
 
 
 class FakeClock:
@@ -67,23 +70,63 @@ def expected_ids(request: Request) -> list[int]:
 
 
 class FakeModel:
-    """Model and sampler. `kv` holds a token id per slot; -1 is memory that was never written."""
+    """Model and sampler. `kv` holds a token id per slot; -1 is memory that was never written.
 
-    def __init__(self, num_blocks: int, block_size: int):
+    `windows`: as in `CacheContext`. Each group of layers writes ids of its own, and looks at all of its window in each step.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, windows: Sequence[int | None] = (None,)):
+        self._windows = windows
         self._block_size = block_size
         self._kv = np.full(num_blocks * block_size, -1, dtype=np.int64)
+        self._host = np.full(0, -1, dtype=np.int64)
         self._last_ids: dict[str, int] = {}  # last id sampled per request, for inputs that are still in flight
+
+    def allocate_swap(self, num_blocks: int) -> None:
+        self._host = np.full(num_blocks * self._block_size, -1, dtype=np.int64)
+
+    def swap(self, copies: Sequence[KVCopy]) -> None:
+        """One block after the other: the slow twin of what executors do."""
+        device, host = self._kv.reshape(-1, self._block_size), self._host.reshape(-1, self._block_size)
+        for one in copies:
+            for device_block, host_block in zip(one.device_blocks, one.host_blocks, strict=True):
+                if one.direction == "out":
+                    host[host_block] = device[device_block]
+                else:
+                    device[device_block] = host[host_block]
 
     def run(self, batch: ModelBatch) -> SamplerOutput:
         ids = batch.input_ids.numpy().copy()
         for index, request_id in batch.token_sources.items():
             ids[index] = self._last_ids[request_id]
-        slots = batch.slot_mapping.numpy()
-        assert len(set(slots.tolist())) == len(slots), "two tokens are written to one slot"
-        self._kv[slots] = ids
+        others = () if batch.group_slot_mappings is None else batch.group_slot_mappings.unbind()
+        assert len(others) == len(self._windows) - 1, "slots of other groups of layers than the model has"
+        slots = np.stack([tensor.numpy() for tensor in (batch.slot_mapping, *others)])
+        assert len(set(slots.flat)) == slots.size, "two tokens are written to one slot"
+        self._kv[slots] = ids + GROUP_STEP * np.arange(len(slots))[:, None]
+        self._look_through_windows(batch)
         sampled = self._sample(batch)
         self._last_ids.update({request_id: tokens[-1] for request_id, tokens in sampled.items()})
         return SamplerOutput(token_ids=sampled)
+
+    def _look_through_windows(self, batch: ModelBatch) -> None:
+        """Each group after the first has what the first one has, from the window of each part's first token on."""
+        starts, ends = batch.query_start_loc.tolist(), batch.seq_lens.tolist()
+        for group, window in enumerate(self._windows[1:], start=1):
+            assert batch.group_block_tables is not None and window is not None
+            for owner, (first, end) in enumerate(zip(starts, ends, strict=False)):
+                positions = np.arange(max(int(batch.positions[first]) - window + 1, 0), end)
+                table = batch.group_block_tables[group - 1, owner].numpy()
+                found = self._ids_at(table, positions) - GROUP_STEP * group
+                assert (found == self._ids_at(batch.block_table[owner].numpy(), positions)).all(), (
+                    "another's KV is read"
+                )
+
+    def _ids_at(self, table: npt.NDArray[np.int32], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        blocks = table[positions // self._block_size].astype(np.int64)
+        assert (blocks >= 0).all(), "a position has no block"
+        ids: npt.NDArray[np.int64] = self._kv[blocks * self._block_size + positions % self._block_size]
+        return ids
 
     def _sample(self, batch: ModelBatch) -> dict[str, tuple[int, ...]]:
         """Drafts are accepted up to the first that differs from what the model itself says."""
@@ -106,10 +149,7 @@ class FakeModel:
         """Ids at positions [0, position of the token], through the block table, as attention reads KV."""
         owner = int(np.searchsorted(batch.query_start_loc.numpy(), token_index, side="right")) - 1
         positions = np.arange(int(batch.positions[token_index]) + 1)
-        blocks = batch.block_table[owner].numpy()[positions // self._block_size].astype(np.int64)
-        assert (blocks >= 0).all(), "a position has no block"
-        ids: npt.NDArray[np.int64] = self._kv[blocks * self._block_size + positions % self._block_size]
-        return ids
+        return self._ids_at(batch.block_table[owner].numpy(), positions)
 
 
 class FakeDrafts:
@@ -159,7 +199,10 @@ class Limits:
 
 @dataclass(slots=True)
 class FakeEngine:
-    """The engine loop over a scheduler and a cache under test. `num_in_flight` 1 makes every `update` one step late."""
+    """The engine loop over a scheduler and a cache under test. `num_in_flight` 1 makes every `update` one step late.
+
+    Each step takes `step_s` of the clock's seconds, and a request arrives when it is added unless it says when.
+    """
 
     scheduler: Scheduler
     cache: KVCache
@@ -170,18 +213,26 @@ class FakeEngine:
     first_scheduled: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     num_steps: int = 0
+    num_copied: Counter[str] = field(default_factory=Counter)  # blocks to host memory and back: "out", "in"
+    clock: FakeClock = field(default_factory=FakeClock)  # the scheduler's own: `SchedulerContext.clock`
+    step_s: float = 0.01
+    failing: set[str] = field(default_factory=set)  # requests that the next result ends with an error
+    windows: tuple[int | None, ...] = (None,)  # as the cache was told
     _model: FakeModel = field(init=False)
     _builder: BatchBuilder = field(init=False)
-    _queue: deque[tuple[SchedulerOutput, ModelBatch]] = field(default_factory=deque)
+    _queue: deque[tuple[Sequence[KVCopy], SchedulerOutput, ModelBatch]] = field(default_factory=deque)
     _num_idle: int = 0
+    _num_barren: int = 0
 
     def __post_init__(self) -> None:
-        self._model = FakeModel(self.cache.num_blocks, self.cache.block_size)
-        self._builder = BatchBuilder(self.cache.block_size, self.limits.max_model_len)
+        self._model = FakeModel(self.cache.num_blocks, self.cache.block_size, self.windows)
+        self._model.allocate_swap(getattr(self.cache, "num_swap_blocks", 0))
+        self._builder = BatchBuilder(self.cache.block_size, self.limits.max_model_len, len(self.windows))
 
     def add(self, *requests: Request) -> None:
         for request in requests:
             self.requests[request.request_id] = request
+            request.arrival_time = request.arrival_time or self.clock()
             self.scheduler.add(request)
 
     def abort(self, *request_ids: str) -> None:
@@ -197,11 +248,26 @@ class FakeEngine:
         self._check_plan(output)
         self._end(output.refused)
         self.preempted += [request.request_id for request in output.preempted]
+        copies = self._take_copies()
+        for part in output.scheduled if len(self.windows) > 1 else ():
+            self.cache.slide(part.request, part.start, part.start + part.num_tokens)
         if not output.is_empty:
-            self._queue.append((output, self._builder.build(output)))
+            self._queue.append((copies, output, self._builder.build(output)))
+        self.clock.advance(self.step_s)
         self._take_in(keep=self.num_in_flight if not output.is_empty else 0)
+        if output.is_empty:
+            self._model.swap(copies)
         self._check_state()
         return output
+
+    def _take_copies(self) -> Sequence[KVCopy]:
+        """Made before the forward pass of the step that was planned with them, and after all before it."""
+        if not hasattr(self.cache, "take_copies"):
+            return ()
+        copies = self.cache.take_copies()
+        for one in copies:
+            self.num_copied[one.direction] += len(one.host_blocks)
+        return copies
 
     def drain(self, on_step: Callable[[FakeEngine], None] | None = None) -> None:
         """Step until every request has ended, results in flight are taken in and the pool is free again."""
@@ -211,15 +277,23 @@ class FakeEngine:
                 on_step(self)
         assert self.scheduler.counts() == Counts(), "requests are left in the queues"
         assert self.cache.num_free_blocks == self.cache.num_blocks, "blocks were not given back"
+        if getattr(self.cache, "num_swap_blocks", 0):
+            assert self.cache.num_free_swap_blocks == self.cache.num_swap_blocks, "host blocks were not given back"
 
     def _take_in(self, keep: int) -> None:
         while len(self._queue) > keep:
-            output, batch = self._queue.popleft()
-            ended = self.scheduler.update(output, judge(output, self._model.run(batch)))
-            self._end(ended)
+            copies, output, batch = self._queue.popleft()
+            self._model.swap(copies)
+            verdicts = dict(judge(output, self._model.run(batch)))
+            failed = self.failing & {part.request.request_id for part in output.scheduled}
+            verdicts |= {request_id: Verdict((), FinishReason.ERROR) for request_id in failed}
+            self.failing -= failed
+            self._num_barren = 0 if any(verdict.token_ids for verdict in verdicts.values()) else self._num_barren + 1
+            self._end(self.scheduler.update(output, verdicts))
 
     def _end(self, requests: Sequence[Request]) -> None:
         for request in requests:
+            self._num_barren = 0
             assert request.is_finished and request.finish_reason is not None, "an ended request has no reason"
             assert request.request_id not in self.ended, f"{request.request_id} ended twice"
             assert not request.block_table, "an ended request holds blocks"
@@ -242,6 +316,7 @@ class FakeEngine:
         works = bool(output.scheduled or output.refused or self._queue or not self.requests)
         self._num_idle = 0 if works else self._num_idle + 1
         assert self._num_idle <= MAX_IDLE_STEPS, "requests wait and no step does anything"
+        assert self._num_barren <= MAX_BARREN_STEPS, "steps work and no request gets a token"
 
     def _check_state(self) -> None:
         self.cache.check()

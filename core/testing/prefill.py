@@ -6,17 +6,43 @@ class TestMine(PrefillContract):
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Iterator
 
 import pytest
 
+from core.request import RequestStatus
 from core.stages.prefill import Prefill, PrefillContext
+from core.stages.step_cost import StepTime
 from core.testing.contract import Contract
 from core.testing.fake_loop import assert_complete, fake_engine, random_requests
 from core.testing.fakes import Limits, make_request, snapshot
 
 BUDGETS = pytest.mark.parametrize("budget", [1, 7, 64, 2048])
 LENGTHS = (1, 5, 64, 500, 9000, 20_000)  # tokens of a prompt
+
+
+def odd_steps(rng: random.Random) -> Iterator[StepTime]:
+    """Plausible ones first, then what a clock that was set back, a suspended machine or an idle device would give."""
+    for _ in range(20):
+        num_tokens, num_decodes = rng.randrange(256), rng.randrange(1, 16)
+        yield StepTime(num_tokens, num_decodes, 0.01 + num_tokens * 1e-4 + num_decodes * 1e-3, num_tokens * 100)
+    for seconds in (0.0, -1.0, math.nan, math.inf, 1e-300, 1e300, 3600.0):
+        yield StepTime(64, 4, seconds, 2080)
+        yield StepTime(0, 4, seconds)
+
+
+def sizes(component: object, depth: int = 3) -> int:
+    """Items of all lists, sets and mappings in its attributes, and in those of the objects that these hold."""
+    if isinstance(component, list | tuple | set | dict):
+        items = list(component.values()) if isinstance(component, dict) else list(component)
+        return len(items) + sum(sizes(item, depth - 1) for item in items if depth)
+    return (
+        sum(sizes(value, depth - 1) for value in vars(component).values())
+        if depth and hasattr(component, "__dict__")
+        else 0
+    )
 
 
 class PrefillContract(Contract):
@@ -55,6 +81,34 @@ class PrefillContract(Contract):
         for remaining in (1, 50, 202):
             prefill.num_tokens(request, remaining, 64)
         assert snapshot(request) == before
+
+    def test_what_steps_take_changes_no_promise(self) -> None:
+        """A prefill that is told of steps, of odd ones too, keeps within its bounds, and a prompt that is alone moves on."""
+        prefill = self.make_prefill(256)
+        tell = getattr(prefill, "step_finished", None)
+        if tell is None:
+            pytest.skip("it has no step_finished")
+        for step in odd_steps(random.Random(5)):
+            tell(step)
+            request = make_request("a", [1] * 300)
+            while request.num_computed_tokens < 300:
+                remaining = 300 - request.num_computed_tokens
+                found = prefill.num_tokens(request, remaining, 256)
+                assert type(found) is int and 0 < found <= min(remaining, 256), f"{found!r} of {remaining} after {step}"
+                request.num_computed_tokens += found
+                tell(step)
+
+    def test_nothing_is_kept_of_requests_that_are_gone(self) -> None:
+        """However they end: through, aborted while they wait, or preempted and then aborted."""
+        prefill = self.make_prefill(64)
+        tell = getattr(prefill, "step_finished", lambda step: None)
+        before = sizes(prefill)
+        for index in range(300):
+            request = make_request(f"r{index}", [1] * LENGTHS[index % 4])
+            prefill.num_tokens(request, request.num_prompt_tokens, 64)
+            tell(StepTime(64, index % 3, 0.01))
+            request.status = RequestStatus.FINISHED_ABORTED
+        assert sizes(prefill) <= before + 64, "it keeps something of each request"
 
     @pytest.mark.parametrize("num_in_flight", [0, 1], ids=["synchronous", "overlap"])
     @pytest.mark.parametrize("num_blocks", [9, 30, 200])

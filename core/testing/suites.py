@@ -16,7 +16,11 @@ from core.testing.import_probe import others_than, record_of
 from core.testing.plugin import PluginContract
 from core.testing.selection import selected_values
 
-OPTIONAL: Mapping[tuple[str, str], str] = {("cache", "prefix_sharing"): "core.testing.cache:PrefixSharingContract"}
+OPTIONAL: Mapping[tuple[str, str], str] = {
+    ("cache", "prefix_sharing"): "core.testing.cache:PrefixSharingContract",
+    ("cache", "swap"): "core.testing.swap:SwapContract",
+    ("cache", "window_groups"): "core.testing.window_groups:WindowGroupsContract",
+}
 """(group, word that a component provides) -> a further suite."""
 
 STAND_INS: Mapping[str, tuple[str, ...]] = {

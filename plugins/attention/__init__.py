@@ -16,6 +16,6 @@ def provide_attentions() -> Iterable[Component]:
         "plugins.attention.torch_sdpa:TorchSdpa",
         "torch scaled-dot-product attention over gathered blocks, on any device",
         settings="plugins.attention.settings:TorchSdpaSettings",
-        provides=("sliding_window", "softcap"),
+        provides=("sliding_window", "softcap", "window_groups", "blocks_first"),
         accepts={"device": ("cpu", "cuda"), "kv_dtype": ("float32", "bfloat16", "float16")},
     )

@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError, field_validator
 from tqdm import tqdm
 
 from core.batch import TokenLogprobs
-from core.errors import ConfigError, NonetError, RequestError, near_matches
+from core.errors import ConfigError, NonetError, OverloadedError, RequestError, near_matches
 from core.outputs import RequestOutput
 from core.stages.frontend import FrontendContext, GenerateRequest
 from core.stages.renderer import ChatPrompt, Prompt, TextPrompt, TokenPrompt
@@ -40,6 +40,8 @@ class Line(SamplingFields):
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     messages: tuple[dict[str, Any], ...] | None = None
+    priority: int = Field(default=0, ge=-(1 << 31), lt=1 << 31)
+    ttl: float | None = Field(default=None, gt=0, le=86_400, description="seconds that it may wait for its first step")
 
     def as_prompt(self, chat: bool) -> Prompt:
         given = [value for value in (self.prompt, self.prompt_token_ids, self.messages) if value is not None]
@@ -131,11 +133,8 @@ class Offline:
             raise RequestError(f"{failed} of {len(answers)} lines failed; their `error` fields say why")
 
     async def _answer(self, key: str, line: Line) -> dict[str, Any]:
-        outputs: list[RequestOutput] = []
         try:
-            async with aclosing(self._front.generate(self._request(key, line))) as stream:
-                async for output in stream:
-                    outputs.append(output)
+            outputs = await self._outputs(key, line)
         except NonetError as error:
             return {"id": line.id, "error": str(error)}
         usage = outputs[-1].usage
@@ -146,9 +145,26 @@ class Offline:
             "usage": {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
         }
 
+    async def _outputs(self, key: str, line: Line) -> list[RequestOutput]:
+        """Comes back later where the queue is full, as an admission asks of clients; a line with a `ttl` will not wait."""
+        while True:
+            try:
+                async with aclosing(self._front.generate(self._request(key, line))) as stream:
+                    return [output async for output in stream]
+            except OverloadedError as error:
+                if line.ttl is not None:
+                    raise
+                await asyncio.sleep(error.retry_after)
+
     def _request(self, key: str, line: Line) -> GenerateRequest:
-        prompt = line.as_prompt(self._settings.chat)
-        return GenerateRequest(f"offline-{key}", prompt, line.params(), max_tokens=line.max_tokens)
+        return GenerateRequest(
+            f"offline-{key}",
+            line.as_prompt(self._settings.chat),
+            line.params(),
+            max_tokens=line.max_tokens,
+            priority=line.priority,
+            ttl=line.ttl,
+        )
 
     def _write(self, text: str, mode: Literal["w", "a"] = "w") -> None:
         path = self._settings.output

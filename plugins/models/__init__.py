@@ -17,6 +17,7 @@ def provide_models() -> Iterable[Component]:
         "plugins.models.transformers_model:TransformersModel",
         "any decoder-only transformers model, on the paged KV cache",
         settings="plugins.models.settings:TransformersSettings",
+        provides=("window_groups",),
         accepts={
             "file_kind": ("gguf", "hf"),
             "weights": READABLE_WEIGHTS,

@@ -17,3 +17,45 @@ def provide_schedulers() -> Iterable[Component]:
         "first come, first served; preempts the youngest",
         provides=("drafts",),
     )
+    yield Component(
+        "priority",
+        "plugins.schedulers.priority:Priority",
+        "better levels first, with aging; a full batch makes room for them",
+        provides=("drafts",),
+    )
+    yield Component(
+        "time_slice",
+        "plugins.schedulers.time_slice:TimeSlice",
+        "round robin: a few steps in a row each, while others wait",
+        provides=("drafts",),
+    )
+    yield Component(
+        "slo",
+        "plugins.schedulers.slo:Slo",
+        "earliest token deadline first; late requests yield",
+        provides=("drafts",),
+    )
+    yield Component(
+        "srtf",
+        "plugins.schedulers.srtf:Srtf",
+        "shortest remaining time first, as a predictor expects it, with aging",
+        provides=("drafts",),
+    )
+    yield Component(
+        "fair",
+        "plugins.schedulers.fair:Fair",
+        "tokens shared among tenants by weight, or round robin over tiers",
+        provides=("drafts",),
+    )
+    yield Component(
+        "prefix_aware",
+        "plugins.schedulers.prefix_aware:PrefixAware",
+        "longest cached prefix first, with a bound on waiting",
+        provides=("drafts",),
+    )
+    yield Component(
+        "static",
+        "plugins.schedulers.static:Static",
+        "batches that run to completion: the baseline",
+        provides=("drafts",),
+    )

@@ -238,4 +238,4 @@ def test_explaining_and_refusing_import_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "did you mean frontend.port?" in done.stderr and "did you mean fcfs?" in done.stderr
+    assert "did you mean frontend.port?" in done.stderr and "did you mean fcfs" in done.stderr

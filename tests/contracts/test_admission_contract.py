@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from core.stages.admission import LoadAware, Open
+from core.stages.admission import Open
+from core.stages.load_aware import LoadAware
 from core.testing.admission import AdmissionContract
 
 

@@ -6,17 +6,15 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from pydantic import ValidationError
 
-from core.request import FinishReason, Request, RequestStatus
+from core.request import Request, RequestStatus
 from core.scheduling.policy import Policy, QueueSettings
 from core.scheduling.queue_scheduler import QueueScheduler
 from core.stages.scheduler import SchedulerContext
-from core.testing.fakes import FakeDrafts, FakeEngine, Limits, assert_right_output, make_request
+from core.testing.fakes import FakeDrafts, FakeEngine, Limits, make_request
 from core.testing.scheduler import ArrivalOrderContract, SchedulerChecks, SchedulerContract
+from core.testing.scheduler_machine import SchedulerMachine, machine_test
 from plugins.schedulers.fcfs import Fcfs
 
 
@@ -228,68 +226,12 @@ class TestWithoutVictims(SchedulerChecks):
         self.assert_complete(engine, requests)
 
 
-class FcfsEngines(SchedulerChecks):
-    component = Fcfs
+class FcfsMachine(SchedulerMachine):
+    checks = TestFcfs
 
-
-class SchedulerMachine(RuleBasedStateMachine):
-    """Arrivals, steps and aborts in any order; `FakeEngine` checks the invariants after each step."""
-
-    @initialize(
-        num_blocks=st.integers(4, 24),
-        budget=st.integers(6, 48),
-        max_running=st.integers(1, 6),
-        overlap=st.booleans(),
-        drafts=st.booleans(),
-        whole=st.booleans(),
-    )
-    def start(self, num_blocks: int, budget: int, max_running: int, overlap: bool, drafts: bool, whole: bool) -> None:
-        self.engine: FakeEngine = FcfsEngines().make_engine(
-            num_blocks,
-            Limits(budget, max_running, max_model_len=200),
-            num_in_flight=int(overlap),
-            decode=FakeDrafts(2, 1) if drafts else None,
-            whole=whole,
-            chunk_size=13,
-        )
-        self.added: list[str] = []
-
-    @rule(
-        length=st.integers(1, 90),
-        head=st.sampled_from([0, 16, 32]),
-        max_tokens=st.integers(1, 40),
-        seed=st.integers(0, 3),
-    )
-    def arrive(self, length: int, head: int, max_tokens: int, seed: int) -> None:
-        name = f"r{len(self.added)}"
-        prompt = [1] * head + [(seed + index) % 50 for index in range(length)]
-        self.engine.add(make_request(name, prompt, max_tokens, seed=seed, tenant="t" * (seed == 3)))
-        self.added.append(name)
-
-    @rule(count=st.integers(1, 6))
-    def step(self, count: int) -> None:
-        for _ in range(count):
-            self.engine.step()
-
-    @precondition(lambda self: self.engine.requests)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        self.engine.abort(data.draw(st.sampled_from(sorted(self.engine.requests))))
-
-    def teardown(self) -> None:
-        if not hasattr(self, "engine"):
-            return
-        self.engine.drain()
-        assert self.engine.ended.keys() == set(self.added)
-        for request in self.engine.ended.values():
-            assert_right_output(request)
+    def after_all(self) -> None:
         started = [name for name in self.added if name in self.engine.first_scheduled]
         assert self.engine.first_scheduled == started
-        reasons = {request.finish_reason for request in self.engine.ended.values()}
-        assert reasons <= {FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR}
 
 
-TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestFcfsMachine = machine_test(FcfsMachine)

@@ -415,7 +415,7 @@ def test_small_endpoints(client, front):
     assert client.get("/version").json()["version"]
     assert client.get("/plugins").json() == {"pipeline_hash": PipelineDescription(()).pipeline_hash, "plugins": []}
     before = front.prefix_cache_resets
-    assert post(client, "/reset_prefix_cache") == {"reset": True}
+    assert post(client, "/reset_prefix_cache") == {"reset": True, "requests_in_flight": 0}
     assert front.prefix_cache_resets == before + 1
     for method, path, status in (
         ("GET", "/nothing", 404),

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from core.errors import ConfigError, EngineDeadError, GenerationError
+from core.errors import ConfigError, EngineDeadError, GenerationError, OverloadedError
 from core.pipeline import PipelineDescription
+from core.request import FinishReason
 from core.stages.frontend import FrontendContext
 from core.testing.fake_front import FakeFront, Script
 from core.testing.harness.frontend_thread import serving, wait_until
@@ -72,6 +74,47 @@ def raw_request(path, body, headers=""):
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
     )
     return (head + headers + "\r\n").encode() + data
+
+
+# --- requests that were not scheduled in time ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_expired_before_the_first_byte_is_503_with_the_time_to_come_back(client, front, streaming):
+    front.script = Script(error=OverloadedError("waited 5 s", retry_after=2.2))
+    answer = client.post(CHAT, json={"messages": HELLO, "n": 2, "stream": streaming, "ttl": 5})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+    assert answer.json()["error"] == {
+        "message": "waited 5 s",
+        "type": "server_error",
+        "param": None,
+        "code": "overloaded",
+    }
+    assert front.requests[-1].ttl == 5
+
+
+def test_expired_after_a_keep_alive_is_one_event(client, front):
+    front.script = Script(first_delay=0.3, error=OverloadedError("waited 5 s"))
+    _, blocks = stream(client, n=2)
+    assert blocks[0] == ": keep-alive" and set(blocks[:-1]) == {": keep-alive"}
+    assert json.loads(blocks[-1].removeprefix("data: "))["error"]["code"] == "overloaded"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("reason", list(FinishReason))
+def test_finish_reasons_are_openais_whatever_a_front_says(client, front, reason, streaming):
+    front.script = Script(text="one", finish_reason=reason)
+    text = client.post(CHAT, json={"messages": HELLO, "stream": streaming}).text
+    told = set(re.findall(r'"finish_reason":(?:"(\w+)"|null)', text)) - {""}
+    assert told == (set() if reason in ("error", "expired") else {"length" if reason == "length" else "stop"})
+    assert ('"error"' in text) == (not told)
+
+
+@pytest.mark.parametrize("ttl", ["0", "-1", "NaN", "1e999", "86401", "true", '"5"', "[1]"])
+def test_a_ttl_without_sense_is_a_400(client, front, ttl):
+    body = f'{{"messages": [{{"role": "user", "content": "x"}}], "ttl": {ttl}}}'
+    answer = client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and not front.requests
 
 
 # --- form -----------------------------------------------------------------------------------------

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-import random
-
 import pytest
 from pydantic import ValidationError
 
-from core.cache.kv_cache import CacheContext
+from core.cache.kv_cache import CacheContext, KVCache
 from core.cache.paged import PagedCache
-from core.cache.prefix import block_hash
 from core.testing.cache import CacheContract, PrefixSharingContract
-from core.testing.fakes import Limits, assert_right_output, make_request
-from core.testing.scheduler import SchedulerChecks
-from plugins.schedulers.fcfs import Fcfs
+from core.testing.fakes import make_request
+from core.testing.swap import SwapContract
 
 
-class TestPaged16(CacheContract, PrefixSharingContract):
+class TestPaged16(CacheContract, PrefixSharingContract, SwapContract):
     component = PagedCache
 
 
-class TestPaged64(CacheContract, PrefixSharingContract):
+class TestPaged64(CacheContract, PrefixSharingContract, SwapContract):
     component = PagedCache
     settings = {"block_size": 64}
 
 
-class TestPagedWithoutSharing(CacheContract):
+class TestPagedWithoutSharing(CacheContract, SwapContract):
     component = PagedCache
     settings = {"block_size": 32, "enable_prefix_caching": False}
 
@@ -34,6 +29,43 @@ class TestPagedWithoutSharing(CacheContract):
         cache = self.make_cache(8)
         prompt = self.prompt(cache, 2, extra=1)
         assert [self.run(cache, make_request(name, prompt)) for name in "ab"] == [0, 0]
+
+
+class TestPagedWithPins(CacheContract):
+    """The rest of `PrefixSharingContract` holds too; strict LRU is what pins are an exception to."""
+
+    component = PagedCache
+    settings = {"pin_hits": 2, "max_pinned_fraction": 0.5}
+
+    def fill(self, cache: KVCache) -> None:
+        """Other prompts, one after the other, that would push all content out."""
+        for index in range(cache.num_blocks):
+            self.run(cache, make_request(f"other{index}", self.prompt(cache, 1, 1, first=1000 * (index + 1))))
+
+    def test_a_prefix_that_is_used_often_survives_those_that_are_not(self) -> None:
+        cache = self.make_cache(8)
+        prompt = self.prompt(cache, 2, extra=1)
+        for index in range(3):
+            self.run(cache, make_request(f"r{index}", prompt))
+        self.run(cache, make_request("rare", self.prompt(cache, 2, extra=1, first=500)))
+        self.fill(cache)
+        assert cache.peek(make_request("rare again", self.prompt(cache, 2, extra=1, first=500))) == 0
+        assert cache.peek(make_request("again", prompt)) == 2 * cache.block_size
+        holder = make_request("holder", [1])
+        assert cache.allocate(holder, 8 * cache.block_size), "it is evicted where blocks would lack"
+        cache.check()
+
+    def test_lookups_that_are_given_back_and_own_content_are_no_hits(self) -> None:
+        cache = self.make_cache(8)
+        prompt = self.prompt(cache, 2, extra=1)
+        self.run(cache, make_request("first", prompt))
+        for index in range(5):
+            probe = make_request(f"probe{index}", prompt)
+            assert cache.lookup(probe)
+            cache.free(probe)
+        self.run(cache, make_request("resumed", prompt, num_preemptions=1))
+        self.fill(cache)
+        assert cache.peek(make_request("again", prompt)) == 0
 
 
 def test_settings_are_refused_with_the_field_named() -> None:
@@ -75,43 +107,14 @@ def test_content_is_found_again_after_its_head_was_evicted_and_recomputed() -> N
     cache.check()
 
 
-class EightBitCache(PagedCache):
-    """Hashes that collide all the time."""
-
-    @staticmethod
-    def hash_block(parent: bytes, token_ids: list[int], extra: bytes) -> bytes:
-        return hashlib.sha256(block_hash(parent, token_ids, extra)).digest()[:1]
-
-
-class TestCollidingHashes(SchedulerChecks):
-    """With 256 hashes nearly every lookup collides, and still no request reads a block of another prompt (bug K1)."""
-
-    component = Fcfs
-
-    def test_outputs_are_right_and_hits_remain(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(PagedCache, "hash_block", staticmethod(EightBitCache.hash_block))
-        rng = random.Random(0)
-        engine = self.make_engine(200, Limits(max_num_scheduled_tokens=512, max_num_running_reqs=32), chunk_size=256)
-        parts = [[rng.randrange(50) for _ in range(16)] for _ in range(12)]
-        for index in range(1500):
-            prompt = [token for part in rng.choices(parts, k=rng.randint(1, 3)) for token in part]
-            request = make_request(f"r{index}", [*prompt, rng.randrange(50)], 2, seed=index)
-            engine.add(request)
-            if len(engine.requests) >= 16:
-                engine.step()
-        engine.drain()
-        for request in engine.ended.values():
-            assert_right_output(request)
-        assert any(request.num_cached_tokens for request in engine.ended.values())
-
-    def test_equal_parent_hash_and_tokens_are_not_enough(self) -> None:
-        cache = EightBitCache(EightBitCache.Settings(), CacheContext(8, 1024))
-        cache.hash_block = lambda parent, tokens, extra: bytes([len(parent)])  # type: ignore[method-assign]
-        tail = list(range(16))
-        a = make_request("a", [1] * 16)
-        b = make_request("b", [2] * 16 + tail)
-        for request in (a, b):  # b's head collides with a's and is not findable, its tail is
-            cache.allocate(request, request.num_tokens)
-            cache.commit(request, request.num_tokens)
-        assert cache.lookup(make_request("c", [1] * 16 + tail + [0])) == 16
-        assert cache.lookup(make_request("d", [2] * 16 + tail + [0])) == 0
+def test_equal_parent_hash_and_tokens_are_not_enough() -> None:
+    cache = PagedCache(PagedCache.Settings(), CacheContext(8, 1024))
+    cache.hash_block = lambda parent, tokens, extra: bytes([len(parent)])  # type: ignore[method-assign]
+    tail = list(range(16))
+    a = make_request("a", [1] * 16)
+    b = make_request("b", [2] * 16 + tail)
+    for request in (a, b):  # b's head collides with a's and is not findable, its tail is
+        cache.allocate(request, request.num_tokens)
+        cache.commit(request, request.num_tokens)
+    assert cache.lookup(make_request("c", [1] * 16 + tail + [0])) == 16
+    assert cache.lookup(make_request("d", [2] * 16 + tail + [0])) == 0

@@ -15,5 +15,15 @@ class TestChunkedInSmallPieces(PrefillContract):
     settings = {"chunk_size": 3, "long_chunk_size": 7, "long_prompt": 50}
 
 
+class TestChunkedByTime(PrefillContract):
+    component = Chunked
+    settings = {"target_tpot": 0.02, "min_chunk": 4}
+
+
+class TestChunkedWithFewLongOnes(PrefillContract):
+    component = Chunked
+    settings = {"long_prompt": 50, "long_chunk_size": 9, "max_long_prefills": 1}
+
+
 class TestWhole(PrefillContract):
     component = Whole

@@ -17,6 +17,7 @@ import pytest
 from core.authoring.kinds import KINDS
 from core.authoring.scaffold import write_package
 from core.components import CHAINS
+from core.hookspecs import API_VERSION
 from core.testing.harness.frontend_thread import wait_until
 from core.testing.harness.site import ENVIRON, NOT_SOURCE, Site, build_nonet, build_wheels, succeed
 from core.testing.tiny_models import make_tiny_model
@@ -73,7 +74,7 @@ def test_all_of_them_are_found(site):
     rows = {row["plugin"]: row for row in json.loads(site.said("plugins", "list", "--json"))}
     for group in GROUPS:
         row = rows[module_of(group)]
-        assert (row["distribution"], row["status"], row["api"]) == (name_of(group), "loaded", "1.1")
+        assert (row["distribution"], row["status"], row["api"]) == (name_of(group), "loaded", API_VERSION)
         assert [component["group"] for component in row["components"]] == [group]
 
 

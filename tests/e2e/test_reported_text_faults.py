@@ -22,10 +22,11 @@ from core.front.front import Front
 from core.model.tokenizer import Tokenizer
 from core.observers import Observers
 from core.pipeline import FrontPipeline, PipelineDescription
-from core.stages.admission import AdmissionContext, LoadAware
+from core.stages.admission import AdmissionContext
 from core.stages.detokenizer import DetokenizerContext
 from core.stages.frontend import FrontendContext
 from core.stages.incremental import Incremental
+from core.stages.load_aware import LoadAware
 from core.stages.renderer import RendererContext
 from core.stages.text_renderer import Text
 from core.stages.tool_parser import NoTools, ToolParserContext

@@ -39,7 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # untied: a random model with tied embeddings repeats its input
     "gemma3_text": {**WINDOW, "num_hidden_layers": 3, "_sliding_window_pattern": 3, "tie_word_embeddings": False},
 }
-SOLO = ("prefill=whole", "cache.enable_prefix_caching=false")
+SOLO = ("prefill=whole", "cache.enable_prefix_caching=false", "cache.window_groups=false")
 SMALL_POOL = "cache.num_blocks=18"  # 2.5 of the longest sequences
 WAYS: dict[str, tuple[str, ...]] = {
     "batched": (),
@@ -52,6 +52,14 @@ WAYS: dict[str, tuple[str, ...]] = {
     "five at a time": ("scheduler.max_num_running_reqs=5",),
     "preempted": (SMALL_POOL,),
     "preempted in chunks": (SMALL_POOL, "prefill.chunk_size=7", "cache.enable_prefix_caching=false"),
+    "swapped": (SMALL_POOL, "cache.num_swap_blocks=40", "cache.swap_checksums=true", "scheduler.preemption=swap"),
+    "swapped in part": (
+        SMALL_POOL,
+        "cache.num_swap_blocks=5",
+        "prefill.chunk_size=7",
+        "cache.enable_prefix_caching=false",
+        "scheduler.preemption=swap",
+    ),
     "streamed by 5": ("detokenizer.stream_interval=5",),
     "transformers": ("model=transformers",),
 }
@@ -196,6 +204,8 @@ async def test_the_same_result_as_solo(
         assert max(step.num_requests for step in pipeline.steps) > 1
         if SMALL_POOL in WAYS[way]:
             assert num_preemptions(pipeline) > 0
+        if way.startswith("swapped"):
+            assert sum(step.num_swapped_in_blocks for step in pipeline.steps) > 0
         if way == "streamed by 5":
             assert answers[0].num_outputs <= 7
 

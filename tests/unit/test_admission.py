@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from core.errors import OverloadedError, RequestError
 from core.request import EngineRequest, SamplingParams
-from core.stages.admission import AdmissionContext, LoadAware, Open
+from core.stages.admission import AdmissionContext, Open
 from core.stages.frontend import GenerateRequest, Load
+from core.stages.load_aware import LoadAware
 from core.stages.renderer import TokenPrompt
 from core.testing.engines import fake_spec
 
@@ -58,6 +61,108 @@ def test_what_can_never_be_admitted_is_a_wrong_request(
     with pytest.raises(RequestError, match=key) as caught:
         admit(load=load, **asked, **settings)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+# --- the queue ---------------------------------------------------------------------------------------------------------
+
+
+def refused(load: Load, **settings: Any) -> OverloadedError:
+    """By `admit`, and where it can be known without the prompt, by `check_room` too."""
+    with pytest.raises(OverloadedError) as caught:
+        admit(load=load, **settings)
+    return caught.value
+
+
+def has_room(load: Load, n: int = 1, **settings: Any) -> bool:
+    try:
+        LoadAware(LoadAware.Settings(**settings), CONTEXT).check_room(n, load)
+    except OverloadedError:
+        return False
+    return True
+
+
+def test_those_who_run_do_not_queue() -> None:
+    load = Load(in_flight=70, running=64)
+    assert admit(load=load, max_waiting=7) and has_room(load, max_waiting=7)
+    assert "7 > admission.max_waiting=6" in str(refused(load, max_waiting=6))
+    assert not has_room(load, max_waiting=6)
+    assert admit(load=Load(in_flight=3, running=5), max_waiting=1), "ended since the last step"
+
+
+def test_the_queue_is_bounded_in_prompt_and_expected_output() -> None:
+    load = Load(queued_tokens=90, mean_output_tokens=6)
+    assert admit(4, max_tokens=500, load=load, max_queued_tokens=100)
+    assert "101 > admission.max_queued_tokens=100" in str(
+        refused(Load(queued_tokens=91, mean_output_tokens=6), max_queued_tokens=100, max_tokens=500)
+    )
+
+
+BUSY = Load(in_flight=80, running=64, waiting=16, queued_tokens=12_000, queued_prompt_tokens=9_000, tokens_per_s=1000.0)
+
+
+def test_what_would_wait_for_too_long_is_refused_with_the_time_until_it_would_not() -> None:
+    assert BUSY.queueing_s == 12.0
+    assert admit(load=BUSY, max_queue_time=12.0) and has_room(BUSY, max_queue_time=12.0)
+    assert refused(BUSY, max_queue_time=7.0).retry_after == 5.0
+    assert not has_room(BUSY, max_queue_time=7.0)
+    assert refused(BUSY, max_queue_time=11.9).retry_after == 1.0, "no less than retry_after"
+    assert refused(replace(BUSY, tokens_per_s=10.0), max_queue_time=7.0).retry_after == 60.0, "no more than a minute"
+    assert admit(load=BUSY, max_queue_time=None, queue_timeout=None)
+    assert not has_room(BUSY), "by default, too"
+
+
+def test_nobody_is_refused_for_a_wait_that_nobody_knows() -> None:
+    assert admit(load=replace(BUSY, tokens_per_s=0.0), max_queue_time=0.001)
+
+
+def test_while_nobody_waits_only_prompts_are_in_the_way() -> None:
+    load = replace(BUSY, waiting=0)
+    assert admit(load=load, max_queue_time=9.0)
+    assert refused(load, max_queue_time=8.0)
+
+
+def with_ttl(ttl: float | None, load: Load | None = None, **settings: Any) -> EngineRequest:
+    request = GenerateRequest("r", TokenPrompt([1]), SamplingParams(), max_tokens=8, ttl=ttl)
+    admission = LoadAware(LoadAware.Settings(**settings), CONTEXT)
+    (sequence,) = admission.admit(request, [1], SamplingParams(), load or Load())
+    return sequence
+
+
+def test_a_ttl_that_cannot_be_met_is_refused_at_once() -> None:
+    assert with_ttl(12.5, BUSY, max_queue_time=None).deadline == 5.0 + 12.5
+    with pytest.raises(OverloadedError, match="about 12.0 s, and its ttl is 4 s") as caught:
+        with_ttl(4.0, BUSY, max_queue_time=None)
+    assert caught.value.retry_after == 8.0
+
+
+def test_the_deadline_is_the_earlier_of_ttl_and_timeout() -> None:
+    assert with_ttl(None).deadline == 65.0
+    assert with_ttl(None, queue_timeout=None).deadline is None
+    assert with_ttl(3.0, queue_timeout=2.0).deadline == 7.0
+    assert with_ttl(3.0, queue_timeout=20.0).deadline == 8.0
+    assert with_ttl(3.0, queue_timeout=None).deadline == 8.0
+
+
+@pytest.mark.parametrize("ttl", [math.nan, math.inf, -math.inf, 0.0, -5.0, 86_401.0, 1e308])
+def test_a_ttl_without_sense_is_a_wrong_request(ttl: float) -> None:
+    with pytest.raises(RequestError) as caught:
+        with_ttl(ttl)
+    assert (caught.value.status, caught.value.param) == (400, "ttl")
+
+
+def test_a_tenant_has_its_own_limits() -> None:
+    """F44: who holds all its places leaves those of others alone, and callers without a key share none."""
+    own = Load(in_flight=40, tenant="gold", tenant_in_flight=8, tenant_tokens_in_flight=100)
+    assert admit(load=own, max_in_flight_per_tenant=9, max_tokens_per_tenant=112)
+    assert "9 > admission.max_in_flight_per_tenant=8" in str(refused(own, max_in_flight_per_tenant=8))
+    assert not has_room(own, max_in_flight_per_tenant=8)
+    assert str(refused(own, max_tokens_per_tenant=111)).startswith("your key is at its limit (112 > ")
+    other = replace(own, tenant="iron", tenant_in_flight=0, tenant_tokens_in_flight=0)
+    assert admit(load=other, max_in_flight_per_tenant=8, max_tokens_per_tenant=111)
+    nobody = replace(other, tenant="")
+    assert admit(load=nobody, n=3, max_in_flight_per_tenant=2, max_tokens_per_tenant=5)
+    with pytest.raises(RequestError, match="max_in_flight_per_tenant=2"):
+        admit(load=other, n=3, max_in_flight_per_tenant=2)
 
 
 def test_min_tokens_is_cut_to_a_limit_that_nobody_named() -> None:

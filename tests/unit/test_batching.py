@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from core.batch import ModelBatch, ScheduledRequest, SchedulerOutput
 from core.batching import BatchBuilder, BlockTableRows
-from core.request import SamplingParams
+from core.request import RequestStatus, SamplingParams
 from core.testing.fakes import FakeDrafts, FakeEngine, make_request
 from core.testing.scheduler import SchedulerChecks
 from plugins.schedulers.fcfs import Fcfs
 
+RUNNING = RequestStatus.RUNNING
 
-def slow_twin(output: SchedulerOutput, block_size: int) -> dict[str, list]:
-    """Every field of the batch by plain loops."""
+
+def slow_twin(parts: Sequence[ScheduledRequest], block_size: int) -> dict[str, list]:
+    """Every field of the batch by plain loops, of parts in the batch's order."""
     made: dict[str, list] = {key: [] for key in ("ids", "positions", "slots", "tables", "seq_lens", "logits", "starts")}
-    for part in output.scheduled:
+    for part in parts:
         request = part.request
         first = len(made["ids"])
         made["starts"].append(first)
@@ -42,7 +45,9 @@ def slow_twin(output: SchedulerOutput, block_size: int) -> dict[str, list]:
 
 
 def assert_equal_to_slow_twin(output: SchedulerOutput, batch: ModelBatch, block_size: int) -> None:
-    slow = slow_twin(output, block_size)
+    by_id = {part.request.request_id: part for part in output.scheduled}
+    assert len(batch.request_ids) == len(by_id) == len(output.scheduled)
+    slow = slow_twin([by_id[request_id] for request_id in batch.request_ids], block_size)
     assert batch.input_ids.tolist() == slow["ids"]
     assert batch.positions.tolist() == slow["positions"]
     assert batch.slot_mapping.tolist() == slow["slots"]
@@ -138,25 +143,52 @@ def test_rows_of_the_table_buffer_follow_requests() -> None:
     """Growth in both directions, requests that leave, an id used again, a new table after preemption, rows recycled."""
     rng = random.Random(0)
     rows = BlockTableRows(max_blocks=200)
-    live = {f"r{index}": make_request(f"r{index}", [1]) for index in range(40)}
+    live = {f"r{index}": make_request(f"r{index}", [1], status=RUNNING) for index in range(40)}
     for step in range(300):
         name = rng.choice(sorted(live))
         event = rng.random()
         if event < 0.1:
             live[name].status = live[name].status.FINISHED_STOPPED
-            live[name] = make_request(name, [1])
+            live[name] = make_request(name, [1], status=RUNNING)
         elif event < 0.3:
             live[name].block_table.clear()
             live[name].num_preemptions += 1
         for request in rng.sample(sorted(live.values(), key=lambda request: request.request_id), 20):
             request.block_table += [rng.randrange(1000) for _ in range(rng.randrange(3))]
         chosen = rng.sample(sorted(live.values(), key=lambda request: request.request_id), rng.randint(1, 40))
-        table = rows.gather(chosen)
-        for row, request in zip(table, chosen, strict=True):
+        indices, table = rows.gather(chosen)
+        assert sorted(indices) == list(range(len(chosen)))
+        for index, request in zip(indices, chosen, strict=True):
+            row = table[index]
             assert row[: len(request.block_table)].tolist() == request.block_table, step
             assert (row[len(request.block_table) :] == -1).all()
     assert len(rows._rows) <= 41
     assert rows._buffer.shape[0] <= 64
+
+
+def test_a_steady_step_copies_no_table() -> None:
+    rows = BlockTableRows(max_blocks=200)
+    requests = [make_request(f"r{index}", [1], status=RUNNING, block_table=[index] * 9) for index in range(20)]
+    rows.gather(requests)
+    requests[3].status = RequestStatus.PREEMPTED
+    left = [request for request in requests if request is not requests[3]]
+    indices, table = rows.gather(left[::-1])
+    assert sorted(indices) == list(range(19)) and np.shares_memory(table, rows._buffer)
+    assert [table[index][0] for index in indices] == [request.block_table[0] for request in left[::-1]]
+
+
+@pytest.mark.parametrize("num_in_flight", [1, 2])
+def test_a_batch_in_flight_stays_as_it_was(num_in_flight: int) -> None:
+    builder = BatchBuilder(16, 128, num_in_flight=num_in_flight)
+    request = make_request("a", range(100), block_table=[1, 2])
+    in_flight = []
+    for step in range(12):
+        request.block_table[:] = [step, step + 1, step + 2][: 1 + step % 3]
+        request.num_preemptions = step
+        batch = builder.build(SchedulerOutput(step, (ScheduledRequest(request, 0, 2),)))
+        in_flight.append((batch, list(request.block_table)))
+        for older, table in in_flight[-1 - num_in_flight :]:
+            assert older.block_table[0].tolist() == table
 
 
 def test_a_batch_is_not_changed_by_the_next_one() -> None:

@@ -94,6 +94,51 @@ def test_one_hash_has_one_block() -> None:
         remember(pool, first, "b")
 
 
+def cached_pool(num_blocks: int, **pins: int) -> BlockPool:
+    """All blocks hold content, block 0 the oldest."""
+    pool = BlockPool(num_blocks, **pins)
+    for block, name in zip(pool.allocate(num_blocks), "abcdefgh", strict=False):
+        remember(pool, block, name)
+        pool.release([block])
+    return pool
+
+
+def use(pool: BlockPool, block: int, times: int) -> None:
+    for _ in range(times):
+        pool.acquire(block)
+        pool.hit([block])
+        pool.release([block])
+
+
+def test_content_that_is_hit_often_is_evicted_last() -> None:
+    pool = cached_pool(4, pin_hits=2, max_pinned=2)
+    use(pool, 0, 2)
+    use(pool, 1, 1)
+    assert (pool.num_free, pool.num_cached, pool.num_pinned) == (4, 4, 1)
+    assert [pool.allocate(1) for _ in range(4)] == [[2], [3], [1], [0]], "in the end it is evicted, too"
+    pool.check([[0], [1], [2], [3]])
+
+
+def test_no_more_is_pinned_than_may_be_and_who_lost_its_place_has_to_earn_it_again() -> None:
+    pool = cached_pool(4, pin_hits=2, max_pinned=1)
+    use(pool, 0, 2)
+    use(pool, 1, 2)
+    assert (pool.num_pinned, pool.num_cached) == (1, 4)
+    use(pool, 0, 1)
+    assert pool.num_pinned == 1
+    assert [pool.allocate(1) for _ in range(4)] == [[2], [3], [0], [1]]
+
+
+def test_hits_are_of_the_content_not_of_the_block() -> None:
+    for lose in (BlockPool.forget_all, lambda pool: pool.allocate(1)):
+        pool = cached_pool(1, pin_hits=2, max_pinned=1)
+        use(pool, 0, 2)
+        table = lose(pool) or pool.allocate(1)
+        remember(pool, 0, "new")
+        pool.release(table)
+        assert (pool.num_cached, pool.num_pinned) == (1, 0)
+
+
 @pytest.mark.parametrize("tables", [[], [[0, 0]], [[1]], [[0], [0]]], ids=str)
 def test_check_sees_a_wrong_holder(tables: list[list[int]]) -> None:
     pool = BlockPool(2)
@@ -113,9 +158,9 @@ def test_check_sees_a_block_twice_in_the_free_lists() -> None:
 class PoolMachine(RuleBasedStateMachine):
     """Tables that share blocks in any order, against the pool's own check and a model of who holds what."""
 
-    @initialize(num_blocks=st.integers(1, 12))
-    def start(self, num_blocks: int) -> None:
-        self.pool = BlockPool(num_blocks)
+    @initialize(num_blocks=st.integers(1, 12), pin_hits=st.integers(1, 3), max_pinned=st.integers(0, 4))
+    def start(self, num_blocks: int, pin_hits: int, max_pinned: int) -> None:
+        self.pool = BlockPool(num_blocks, pin_hits, max_pinned)
         self.tables: list[list[int]] = []
         self.names: dict[str, int] = {}
         self.num_named = 0
@@ -159,6 +204,7 @@ class PoolMachine(RuleBasedStateMachine):
         block = self.pool.find(name.encode())
         assert block == self.names[name]
         self.pool.acquire(block)
+        self.pool.hit([block])
         self.tables.append([block])
 
     @precondition(lambda self: self.tables)

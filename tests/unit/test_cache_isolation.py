@@ -8,9 +8,13 @@ import pytest
 
 from core.cache.kv_cache import CacheContext
 from core.cache.paged import PagedCache
+from core.isolation.cache import GuardedCache
+from core.isolation.faults import Faults, StageError
 from core.request import Request
 from core.testing.engines import MAX_MODEL_LEN
+from core.testing.fakes import make_request
 from core.testing.harness.engine_isolation import (
+    NAMES,
     NUM_BLOCKS,
     VICTIM,
     Chaos,
@@ -84,3 +88,57 @@ def test_a_cache_that_cannot_discard_is_emptied_when_a_request_fails() -> None:
     assert_solo(answers, sent, but=VICTIM)
     assert "completion=chaos" in answers.error(VICTIM)
     assert_whole(engine)
+
+
+class NoPeek(PagedCache):
+    peek = None  # type: ignore[assignment]
+
+
+class Peeks(PagedCache):
+    found: Any = 0
+    spoils = False
+
+    def peek(self, request: Request) -> int:
+        if self.spoils:
+            request.block_table = [0]
+        return self.found
+
+
+def guarded(cls: type[PagedCache]) -> tuple[Any, GuardedCache]:
+    cache = cache_of(cls)()
+    return cache, GuardedCache(cache, Faults(NAMES))
+
+
+def warm(cache: GuardedCache, prompt: list[int]) -> None:
+    request = make_request("warm", prompt)
+    cache.lookup(request)
+    assert cache.allocate(request, len(prompt))
+    cache.commit(request, len(prompt))
+    cache.free(request)
+
+
+def test_a_cache_without_peek_is_looked_into_and_left_as_it_was() -> None:
+    prompt = list(range(40))
+    cache, guard = guarded(NoPeek)
+    warm(guard, prompt)
+    request = make_request("probe", prompt)
+    for _ in range(3):
+        assert guard.peek(request) == 32
+        assert (request.block_table, guard.num_free_blocks, guard.holdings) == ([], NUM_BLOCKS, {})
+    assert guard.lookup(request) == 32
+    cache.check()
+
+
+@pytest.mark.parametrize("found", [-16, 17, 48, True, 16.0, None])
+def test_a_peek_that_cannot_be_is_refused(found: Any) -> None:
+    cache, guard = guarded(Peeks)
+    cache.found = found
+    with pytest.raises(StageError, match=r"peek found .* of 40 tokens"):
+        guard.peek(make_request("probe", list(range(40))))
+
+
+def test_a_peek_that_gives_blocks_is_refused() -> None:
+    cache, guard = guarded(Peeks)
+    cache.spoils = True
+    with pytest.raises(StageError, match="peek changed the blocks"):
+        guard.peek(make_request("probe", list(range(40))))

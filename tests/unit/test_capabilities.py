@@ -404,3 +404,41 @@ def test_the_order_of_parties_and_the_alternatives_change_no_verdict(parties, fa
 def test_what_is_not_known_refuses_nobody(parties, facts):
     known = {word for _, word in keys(clashes(parties, facts)) - keys(clashes(parties, {}))}
     assert known <= set(facts)
+
+
+# Host memory for KV
+
+
+def test_swap_memory_is_refused_with_each_component_that_cannot_swap(install):
+    remote = component("remote", provides=("history", "state"))
+    plugins = install(cache=component("fixed"), attention=component("slots"), executor=remote)
+    described(plugins, "attention=slots")
+    message = refusal(plugins, "attention=slots", "cache.swap_memory=2GiB")
+    assert message == (
+        "cache.swap_memory=2GiB requires attention.blocks_first, which attention=slots (plugin acme, acme-parts 1.2) does not "
+        "provide; choose attention=torch_sdpa, or set cache.swap_memory=0"
+    )
+    message = refusal(plugins, "attention=slots", "executor=remote", "cache.num_swap_blocks=9")
+    assert message.startswith("2 combinations cannot work: ")
+    assert "cache.num_swap_blocks=9 requires executor.swap, which executor=remote" in message
+
+
+def test_a_cache_without_the_word_cannot_swap(install):
+    cache = Component("old", "acme.parts:Part", "made up", settings="core.cache.kv_cache:CacheSettings")
+    plugins = install(cache=cache)
+    described(plugins, "cache=old")
+    message = refusal(plugins, "cache=old", "cache.swap_memory=0.5")
+    assert (
+        "cache.swap_memory=0.5 requires cache.swap, which cache=old (plugin acme, acme-parts 1.2) does not" in message
+    )
+    assert message.endswith("choose cache=paged, or set cache.swap_memory=0")
+    described(plugins, "cache=paged", "cache.swap_memory=0.5")
+    described(plugins, "cache=old", "cache.num_swap_blocks=0", "cache.swap_memory=0.5")
+
+
+def test_swapping_without_host_memory_is_refused(install):
+    plugins = install()
+    message = refusal(plugins, "scheduler.preemption=swap")
+    assert "scheduler.preemption=swap needs host memory" in message and "cache.swap_memory" in message
+    described(plugins, "scheduler.preemption=swap", "cache.num_swap_blocks=4")
+    described(plugins, "scheduler.preemption=auto")

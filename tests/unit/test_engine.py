@@ -233,13 +233,17 @@ def test_ended_and_preempted_requests_are_forgotten_by_the_executor():
     assert executor.closed
 
 
-def test_prefix_cache_reset_is_refused_while_requests_hold_blocks():
+def test_prefix_cache_is_reset_while_requests_run():
     engine = engine_of(FakeExecutor())
-    engine.add(prompts(1))
+    first, second = (engine_request(name, list(range(40)), 6) for name in ("first", "second"))
+    engine.add([first])
     engine.step()
-    assert not engine.reset_prefix_cache()
-    run(engine)
     assert engine.reset_prefix_cache()
+    answers = run(engine)
+    assert ids_of(answers["first"]) == solo(first)[1:]
+    answers = run(engine, second)
+    assert ids_of(answers["second"]) == solo(second)
+    assert answers["second"][0].num_cached_tokens == 0
 
 
 def test_a_repeated_add_makes_no_second_sequence():

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from core.batch import SamplerOutput, SchedulerOutput
 from core.engine import Engine
@@ -52,8 +53,8 @@ class ChaosScheduler(Fcfs):
         for index, part in enumerate(parts):
             if due(part.request):
                 self.chaos.strike(lambda part=part: setattr(part.request, "num_computed_tokens", 0))
-                nan = replace(part, num_tokens=math.nan)
-                parts[index] = self.chaos.value(part, replace(part, num_tokens=[1]), nan)
+                nan = structs.replace(part, num_tokens=math.nan)
+                parts[index] = self.chaos.value(part, structs.replace(part, num_tokens=[1]), nan)
         return replace(plan, scheduled=tuple(parts))
 
 

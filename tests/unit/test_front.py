@@ -391,7 +391,7 @@ async def test_p4_a_clock_that_steps_back_fails_no_request_and_no_metric(caplog)
     def clock():
         return numbers.uniform(-1000.0, 1000.0)
 
-    async with Harness(clock=clock, observers=(metrics,), num_blocks=8) as h:
+    async with Harness(clock=clock, observers=(metrics,), num_blocks=8, queue_timeout=None) as h:
         calls = [request(f"r{i}", prompt=range(20), max_tokens=30) for i in range(8)]  # preempted, and prefix hits
         for answer in await asyncio.gather(*(collect(h.front, call) for call in calls)):
             assert ids(answer) == oracle(range(20), 30)

@@ -279,6 +279,7 @@ def test_extension_fields():
         prompt_logprobs=2,
         cache_salt="s",
         priority=-3,
+        ttl=2.5,
         repetition_detection={"max_pattern_size": 4},
     )
     params = request.params
@@ -286,7 +287,8 @@ def test_extension_fields():
     assert (params.ignore_eos, params.include_stop_str_in_output, params.skip_special_tokens) == (True, True, False)
     assert (params.stream_interval, params.allowed_token_ids, params.prompt_logprobs) == (4, (3,), 2)
     assert params.repetition_detection == RepetitionDetection(max_pattern_size=4)
-    assert (request.cache_salt, request.priority) == ("s", -3)
+    assert (request.cache_salt, request.priority, request.ttl) == ("s", -3, 2.5)
+    assert (chat().ttl, chat(ttl=3).ttl, completion(prompt="a", ttl=0.1)[0].ttl) == (None, 3, 0.1)
     assert chat(top_k=-1).params.top_k == 0
 
 
@@ -561,14 +563,43 @@ def test_api_keys(tmp_path, monkeypatch):
     path = tmp_path / "keys"
     path.write_text("# rotation\nthree  # new\n\n")
     keys = ApiKeys.load(Settings(api_key_env="MY_KEYS", api_key_file=str(path)))
-    assert [keys.accepts(key) for key in (b"one", b"two", b"three", b"", b"one, two", b"# rotation")] == [True] * 3 + [
-        False
-    ] * 3
+    right, wrong = (b"one", b"two", b"three"), (b"", b"one, two", b"# rotation")
+    assert [keys.tenant(key) for key in (*right, *wrong)] == [*map(tenant_of, right), None, None, None]
     assert not ApiKeys.load(Settings(api_key_env="UNSET_KEYS"))
     path.write_text("# nothing\n")
     for name in (str(path), str(tmp_path / "missing")):
         with pytest.raises(ConfigError, match="api_key_file"):
             ApiKeys.load(Settings(api_key_file=name))
+
+
+def test_keys_with_the_names_of_their_tenants(tmp_path, monkeypatch):
+    """So that an operator can write limits and tiers for them. A tenant may have several keys."""
+    monkeypatch.setenv("MY_KEYS", "gold sk-one, plain")
+    path = tmp_path / "keys"
+    path.write_text("gold\tsk-two  # the new one\nteam-a.b_c   sk-three\n")
+    keys = ApiKeys.load(Settings(api_key_env="MY_KEYS", api_key_file=str(path)))
+    given = (b"sk-one", b"sk-two", b"sk-three", b"plain", b"gold", b"gold sk-one")
+    assert [keys.tenant(key) for key in given] == ["gold", "gold", "team-a.b_c", tenant_of(b"plain"), None, None]
+
+
+@pytest.mark.parametrize(
+    "line", ["b\u00e4d sk-secret", "a/b sk-secret", "gold sk-secret more", "n" * 65 + " sk-secret"]
+)
+def test_a_wrong_name_of_a_tenant_is_refused_without_the_key(tmp_path, line):
+    path = tmp_path / "keys"
+    path.write_text(f"fine\n\n{line}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="line 3 of") as caught:
+        ApiKeys.load(Settings(api_key_env="UNSET_KEYS", api_key_file=str(path)))
+    assert "sk-secret" not in str(caught.value) and line.split()[0] not in str(caught.value)
+
+
+@pytest.mark.parametrize("lines", ["gold sk-secret\nsilver sk-secret", "sk-secret\ngold sk-secret"])
+def test_a_key_belongs_to_one_tenant(tmp_path, lines):
+    path = tmp_path / "keys"
+    path.write_text(lines)
+    with pytest.raises(ConfigError, match="one tenant") as caught:
+        ApiKeys.load(Settings(api_key_env="UNSET_KEYS", api_key_file=str(path)))
+    assert "sk-secret" not in str(caught.value)
 
 
 def test_tenants_are_told_apart():  # K3

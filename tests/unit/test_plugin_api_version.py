@@ -36,7 +36,7 @@ def is_for(declared: str, way_out: str) -> str:
             None,
             f"does not say which plugin API it is written for; its module needs the line NONET_API = '{API_VERSION}'",
         ),
-        (1.1, "NONET_API = 1.1 is no plugin API version; write a string as in '1.1'"),
+        (1.1, f"NONET_API = 1.1 is no plugin API version; write a string as in '{API_VERSION}'"),
         ("", "NONET_API = '' is no plugin API version"),
         ("1", "NONET_API = '1' is no"),
         ("1.1.0", "NONET_API = '1.1.0' is no"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from core.batch import SchedulerOutput
 from core.isolation.faults import Faults
@@ -51,12 +52,12 @@ def stranger(request: Request) -> Request:
 
 
 FLAWS = {
-    "a later start": lambda part: replace(part, start=part.start + 1),
-    "an earlier start, in a shared block": lambda part: replace(part, start=0),
-    "more tokens than known": lambda part: replace(part, num_tokens=2),
-    "drafts that nobody made": lambda part: replace(part, num_drafts=1),
-    "samples nothing": lambda part: replace(part, samples=False),
-    "true for one": lambda part: replace(part, num_tokens=True),
+    "a later start": lambda part: structs.replace(part, start=part.start + 1),
+    "an earlier start, in a shared block": lambda part: structs.replace(part, start=0),
+    "more tokens than known": lambda part: structs.replace(part, num_tokens=2),
+    "drafts that nobody made": lambda part: structs.replace(part, num_drafts=1),
+    "samples nothing": lambda part: structs.replace(part, samples=False),
+    "true for one": lambda part: structs.replace(part, num_tokens=True),
     "another block table": lambda part: setattr(part.request, "block_table", list(part.request.block_table)) or part,
     "a status of its own": lambda part: setattr(part.request, "status", "running") or part,
     "no output any more": lambda part: setattr(part.request, "output_token_ids", None) or part,

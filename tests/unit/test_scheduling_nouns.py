@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from core.request import Request, RequestStatus
 from core.scheduling.blocks import BlockBudget
+from core.scheduling.expiry import Expiry
+from core.scheduling.policy import Policy
 from core.scheduling.queues import Queues
 from core.testing.engines import paged_cache
 from core.testing.fakes import make_request
@@ -24,7 +28,7 @@ def queues(requests: list[Request]) -> Queues:
     return queues
 
 
-def names(requests: list[Request]) -> str:
+def names(requests: Iterable[Request]) -> str:
     return "".join(request.request_id for request in requests)
 
 
@@ -32,8 +36,10 @@ def test_both_queues_keep_the_order_of_add(queues: Queues, requests: list[Reques
     a, b, c, d = requests
     for request in (d, b, a):
         queues.start(request)
+    queues.settle((d, b, a))
     assert (names(queues.running), names(queues.waiting)) == ("abd", "c")
-    queues.preempt(b)
+    assert [entry.request for entry in queues.lanes] == queues.running
+    queues.preempt(b, RequestStatus.PREEMPTED)
     assert (names(queues.running), names(queues.waiting)) == ("ad", "bc")
     assert [r.status for r in requests] == [
         RequestStatus.RUNNING,
@@ -43,9 +49,53 @@ def test_both_queues_keep_the_order_of_add(queues: Queues, requests: list[Reques
     ]
 
 
+def test_a_policy_ranks_both_queues_and_equals_keep_the_order_of_add() -> None:
+    class ByPriority(Policy):
+        def rank(self, request: Request) -> int:
+            return request.priority
+
+    queues = Queues(ByPriority())
+    requests = [make_request(name, [1], priority=level) for name, level in zip("abcd", (1, 0, 1, 0), strict=True)]
+    for request in requests:
+        queues.add(request)
+    assert names(queues.waiting) == "bdac"
+    for request in requests:
+        queues.start(request)
+    queues.settle(requests)
+    assert (names(queues.running), names(queues.waiting)) == ("bdac", "")
+
+
+def test_swapped_requests_are_counted() -> None:
+    queues = Queues()
+    one, two = make_request("one", [1]), make_request("two", [1])
+    for request in (one, two):
+        queues.add(request)
+        queues.start(request)
+        queues.settle([request])
+        queues.preempt(request, RequestStatus.SWAPPED)
+    assert queues.num_swapped == 2
+    queues.remove(one)
+    queues.start(two)
+    queues.settle([two])
+    assert queues.num_swapped == 0 and queues.running == [two]
+
+
+def test_deadlines_are_those_of_requests_that_were_never_scheduled() -> None:
+    expiry = Expiry()
+    late, later, none, scheduled = (
+        make_request(name, [1], deadline=deadline) for name, deadline in zip("abcd", (5.0, 9.0, None, 4.0), strict=True)
+    )
+    for request in (late, later, none, scheduled):
+        expiry.add(request)
+    scheduled.first_scheduled_time = 1.0
+    assert expiry.pop_due(4.5) == [] and expiry.pop_due(5.0) == [late] and expiry.pop_due(100.0) == [later]
+    assert not expiry
+
+
 def test_what_is_removed_is_unknown_and_its_id_is_free(queues: Queues, requests: list[Request]) -> None:
     a, b, *_ = requests
     queues.start(a)
+    queues.settle([a])
     queues.remove(a)
     queues.remove(b)
     assert (names(queues.running), names(queues.waiting)) == ("", "cd")

@@ -25,7 +25,7 @@ from core.testing.harness.fake_executors import Done, FakeExecutor
 NUM_REQUESTS = 32
 VICTIM = "r13"
 NUM_BLOCKS = 200
-GROUPS = ("scheduler", "prefill", "decode", "sampler", "completion", "cache", "executor")
+GROUPS = ("scheduler", "prefill", "decode", "sampler", "completion", "cache", "executor", "predictor")
 NAMES = Names(ComponentName(group, "chaos", "chaos, acme-chaos 1.0", f"acme.{group}:Chaos") for group in GROUPS)
 SETTINGS = QueueSettings(max_num_scheduled_tokens=256, max_num_running_reqs=NUM_REQUESTS)
 

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from core.batch import ModelBatch, SamplerOutput
+from core.cache.swap import KVCopy
 from core.model.interface import StepResult
 from core.testing.fakes import FakeModel
 
 Fault = Callable[[ModelBatch], None]  # may raise
+SwapFault = Callable[[KVCopy], None]  # likewise
 
 
 @dataclass(slots=True)
@@ -24,15 +26,18 @@ class Done:
 
 @dataclass(slots=True)
 class FakeExecutor:
-    """`core.model.interface.Executor` over `FakeModel`; `fault` may raise before a batch is run."""
+    """`core.model.interface.Executor` over `FakeModel`; `fault` may raise before a batch is run, `swap_fault` before a copy."""
 
     block_size: int = 16
     fault: Fault | None = None
     forgotten: list[str] = field(default_factory=list)
     batches: list[tuple[str, ...]] = field(default_factory=list)
     closed: bool = False
+    swap_fault: SwapFault | None = None
+    copies: list[KVCopy] = field(default_factory=list)
     device: str = "cpu"
     dtype: str = "float32"
+    windows: tuple[int | None, ...] = (None,)
     _model: FakeModel | None = None
 
     def free_memory(self) -> int | None:
@@ -42,7 +47,22 @@ class FakeExecutor:
         return 8 * self.block_size
 
     def allocate(self, num_blocks: int) -> None:
-        self._model = FakeModel(num_blocks, self.block_size)
+        self._model = FakeModel(num_blocks, self.block_size, self.windows)
+
+    def allocate_swap(self, num_blocks: int, checksums: bool = False) -> None:
+        assert self._model is not None, "allocate comes first"
+        self._model.allocate_swap(num_blocks)
+
+    def swap(self, copies: Sequence[KVCopy]) -> None:
+        assert self._model is not None, "allocate comes first"
+        for copy in copies:
+            self.copies.append(copy)
+            if self.swap_fault is not None:
+                self.swap_fault(copy)
+            self._model.swap([copy])
+
+    def measure_swap(self) -> float:
+        return 1e-6
 
     def submit(self, batch: ModelBatch) -> Done:
         assert self._model is not None, "allocate comes first"

@@ -141,7 +141,7 @@ class FaultyScheduler(Wrapper):
         if kind == "wrong shape":
             return replace(plan, scheduled=(*plan.scheduled, due[0]))
         if kind == "NaN":
-            bad = replace(due[0], num_tokens=NAN)  # type: ignore[arg-type]
+            bad = msgspec.structs.replace(due[0], num_tokens=NAN)
             return replace(plan, scheduled=tuple(bad if part is due[0] else part for part in plan.scheduled))
         return plan
 
@@ -263,6 +263,16 @@ class FaultyToolStream:
 
 
 _CALL_OF_NAN = ParsedText("", (ToolCallDelta(0, name="f", arguments=NAN),))  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class FaultyPredictor(Wrapper):
+    def remaining(self, request: Request) -> Any:
+        if is_victim(request.request_id):
+            kind = self.fault.strike(changes_of(request))
+            if kind in ("wrong shape", "NaN"):
+                return "many" if kind == "wrong shape" else NAN
+        return self.inner.remaining(request)
 
 
 @dataclass(slots=True)

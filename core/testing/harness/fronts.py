@@ -22,10 +22,11 @@ from core.observers import Named, Observers
 from core.outputs import PluginIncident, RequestOutput, RequestRecord, StepStats
 from core.pipeline import FrontPipeline
 from core.request import Request, SamplingParams
-from core.stages.admission import AdmissionContext, LoadAware
+from core.stages.admission import AdmissionContext
 from core.stages.detokenizer import DetokenizerContext
 from core.stages.frontend import GenerateRequest
 from core.stages.incremental import Incremental
+from core.stages.load_aware import LoadAware
 from core.stages.renderer import RendererContext, TokenPrompt
 from core.stages.text_renderer import Text
 from core.stages.tool_parser import NoTools, ToolParserContext

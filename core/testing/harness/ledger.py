@@ -10,7 +10,7 @@ from typing import Any
 
 from core.testing.harness.server import metric
 
-REASONS = ("stop", "length", "abort", "error", "repetition")
+REASONS = ("stop", "length", "abort", "error", "repetition", "expired")
 
 
 @dataclass(slots=True)

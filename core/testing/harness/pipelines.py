@@ -82,7 +82,8 @@ class RunningPipeline:
         return engine
 
     def _num_kv_slots(self) -> int:
-        return self.client.info.num_kv_blocks * self.client.info.block_size
+        info = self.client.info
+        return info.num_kv_slots or info.num_kv_blocks * info.block_size
 
     def _keep(self, stats: StepStats) -> None:
         if stats.num_requests:
@@ -125,7 +126,14 @@ async def _collected(deltas: Any) -> list[RequestOutput]:
 @asynccontextmanager
 async def running(*overrides: str) -> AsyncIterator[RunningPipeline]:
     """`async with running("model.source=…", "cache.num_blocks=9") as pipeline`. Checks at the end that all is whole."""
-    pipeline = RunningPipeline(open_session(["process.separate=false", *overrides]))
+    async with running_session(open_session(["process.separate=false", *overrides])) as pipeline:
+        yield pipeline
+
+
+@asynccontextmanager
+async def running_session(session: Session) -> AsyncIterator[RunningPipeline]:
+    """The same for a session whose parts a test has changed."""
+    pipeline = RunningPipeline(session)
     await pipeline.front.start(lambda what, done, total: None)
     try:
         yield pipeline

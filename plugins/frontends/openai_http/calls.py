@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from core.errors import GenerationError
+from core.errors import GenerationError, OverloadedError
 from core.outputs import RequestOutput, Usage
 from core.request import FinishReason
 from core.stages.frontend import Deltas, FrontHalf, GenerateRequest
@@ -117,9 +117,17 @@ class Call:
 
     async def _pump(self, index: int, iterator: Deltas) -> None:
         async for output in iterator:
-            if any(part.finish_reason is FinishReason.ERROR for part in output.outputs):
-                raise GenerationError("the engine ended a choice with an error")
+            for part in output.outputs:
+                _check_end(part.finish_reason)
             if output.usage is not None:
                 self._usages[index] = output.usage
             await self._room.acquire()
             self._items.put_nowait(Delta(index, output))
+
+
+def _check_end(reason: FinishReason | None) -> None:
+    """A front raises in place of these two ends; no client is to see them, whatever a front does."""
+    if reason is FinishReason.ERROR:
+        raise GenerationError("the engine ended a choice with an error")
+    if reason is FinishReason.EXPIRED:
+        raise OverloadedError("the request was not scheduled in the time that it may wait; try again later")

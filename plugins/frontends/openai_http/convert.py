@@ -150,5 +150,6 @@ def _request(
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         received_time=caller.received_time,
+        ttl=body.ttl,
         trace_context=caller.trace_context,
     )

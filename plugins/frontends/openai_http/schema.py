@@ -25,6 +25,7 @@ from plugins.frontends.openai_http.settings import Bounds
 MAX_INT32 = (1 << 31) - 1
 MAX_TEXT = 1 << 24  # characters; the body limit is smaller
 MAX_CALLS = 128  # of one message of the history
+MAX_TTL_S = 86_400
 Model = TypeVar("Model", bound=BaseModel)
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
@@ -127,6 +128,7 @@ class Sampling(WithoutEffect):
     return_token_ids: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
+    ttl: Annotated[float, Field(gt=0, le=MAX_TTL_S)] | None = None  # seconds that it may wait for its first step
     repetition_detection: RepetitionDetectionBody | None = None
     stream_interval: Annotated[int, Field(ge=1, le=4096)] | None = None
     logits_processors: dict[str, dict[str, Any]] | None = None  # by name; `check_fields` of the pipeline knows the rest

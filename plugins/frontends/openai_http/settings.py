@@ -51,8 +51,10 @@ class Settings(_Frozen):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
     root_path: str = Field(default="", pattern=r"^(/[A-Za-z0-9._~-]+)*$")  # prefix that a proxy strips
-    api_key_env: str = Field(default="NONET_API_KEY", min_length=1)  # comma-separated keys; unset: no key is needed
-    api_key_file: str | None = None  # one key per line, `#` starts a comment; added to those of the environment
+    api_key_env: str = Field(
+        default="NONET_API_KEY", min_length=1
+    )  # comma-separated KEY or NAME KEY; unset: no key needed
+    api_key_file: str | None = None  # KEY or NAME KEY per line, `#` starts a comment; added to those of the environment
     allowed_hosts: tuple[str, ...] = ()  # Host names beside the loopback ones; empty and not loopback: any
     allowed_origins: tuple[str, ...] = ()  # browser origins that may call (CORS); empty: none
     admin: bool = False  # POST /reset_prefix_cache

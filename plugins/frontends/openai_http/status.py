@@ -58,10 +58,11 @@ class Status:
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     async def reset_prefix_cache(self, _request: Request) -> Response:
-        """Registered only with `admin: true`."""
+        """Registered only with `admin: true`. Requests in flight go on with the blocks they have, and share none of them."""
         if not await self._service.front.reset_prefix_cache():
-            raise RequestError("The prefix cache is in use; try again when idle.", code="cache_in_use", status=409)
-        return json_response({"reset": True})
+            message = "This cache cannot be reset while requests hold its blocks; try again when idle."
+            raise RequestError(message, code="cache_in_use", status=409)
+        return json_response({"reset": True, "requests_in_flight": self._service.front.load().in_flight})
 
     def _model(self, name: str) -> dict[str, Any]:
         return {

@@ -1,0 +1,183 @@
+"""What scheduling promises, in figures: `python -m core.lab.check_scheduling [--quick] [PIECE …]`, all pieces without names.
+
+Each piece prints its table; the last line has the figures of all, and the exit code is 1 where one of them fails. `--quick` runs
+the same pieces on less, and with a model of a few thousand weights: a smoke test of minutes, in which no time is held against
+anyone, and no figure that so few requests cannot show.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Literal
+
+from core.lab.check_plugins import Outcome, main
+from core.simulation.scenarios import BASELINE, CODE, CONVERSATION, FLOOD, OVERLOAD, SHORT_UNDER_LONG
+from core.simulation.table import TableSettings, make_table
+from core.simulation.table_rows import Table
+from core.simulation.table_text import as_text
+
+Size = Literal["quick", "full"]
+TABLE_SIZES: Mapping[Size, Literal["tiny", "full"]] = {"quick": "tiny", "full": "full"}
+
+HIGH_LOAD = 1.5
+MIN_KEPT = 0.9  # of the goodput at 1.0x load, at 1.5x
+MIN_JAIN = 0.95  # of `fair` where one of eight tenants floods
+MAX_KV_WASTE = 0.04  # of `fcfs` on conversations, in blocks of 16
+MAX_MS = {256: 0.5, 2000: 2.0}  # of a scheduling step, by requests that run
+MIN_R_SQUARED = 0.98  # of a straight line through the costs
+MAX_ERROR = 0.15  # of the simulator's mean TTFT and throughput
+NUM_COMPARED: Mapping[Size, int] = {"quick": 20, "full": 200}
+NUM_SIMULATED: dict[Size, int] = {"quick": 20_000, "full": 1_000_000}
+MAX_SIMULATION_S = 300.0  # of one core, for a million requests
+MILLION = ("scheduler=fcfs", "admission=open", "scheduler.max_num_running_reqs=256")
+MILLION_RATE = 5.0  # requests per second
+
+
+def policies(size: Size) -> Outcome:
+    """Every policy on the same traffic: what each of them is for shows."""
+    table = make_table(TableSettings(size=TABLE_SIZES[size]))
+    print(as_text(table), flush=True)
+    if failed := [row for row in table.rows if row.problem]:
+        return Outcome(
+            False, f"policies: {len(failed)} rows failed, first {failed[0].contender.name}: {failed[0].problem}"
+        )
+    claims = [
+        _srtf(table, CONVERSATION.name, size),
+        _srtf(table, CODE.name, size),
+        _fair(table, size),
+        _time_slice(table, size),
+        _load_aware(table, size),
+    ]
+    return Outcome(all(claim.good for claim in claims), ", ".join(claim.figures for claim in claims))
+
+
+def _srtf(table: Table, scenario: str, size: Size) -> Outcome:
+    """In the tiny table intervals are wide: there its mean has to be better."""
+    change = table.row(scenario, HIGH_LOAD, "srtf").change("mean_e2e_s")
+    good = change.mean < 0 and (change.excludes_zero or size == "quick")
+    return Outcome(good, f"srtf latency {change} on {scenario}")
+
+
+def _fair(table: Table, size: Size) -> Outcome:
+    found, base = (table.row(FLOOD.name, FLOOD.loads[0], name).mean("jain") for name in ("fair", BASELINE))
+    good = base < found and (found >= MIN_JAIN or size == "quick")
+    return Outcome(good, f"fair Jain {found:.3f} (fcfs {base:.3f})")
+
+
+def _time_slice(table: Table, size: Size) -> Outcome:
+    """Short requests wait for slices of the long ones, not for their ends. They start sooner with any slice; that they end sooner
+    takes one that is worth the copy of its KV."""
+    ttft, base = (_short_p99(table, row, "ttft_s") for row in ("time_slice", BASELINE))
+    latency, base_latency = (_short_p99(table, row, "e2e_s") for row in ("time_slice 100", BASELINE))
+    figures = (
+        f"time_slice short p99 TTFT {ttft:.2f} s (fcfs {base:.2f}), latency {latency:.2f} s (fcfs {base_latency:.2f})"
+    )
+    return Outcome((ttft < base and latency < base_latency) or size == "quick", figures)
+
+
+def _short_p99(table: Table, row: str, name: str) -> float:
+    return table.row(SHORT_UNDER_LONG.name, SHORT_UNDER_LONG.loads[0], row).mean(f"focus_p99_{name}")
+
+
+def _load_aware(table: Table, size: Size) -> Outcome:
+    low, high = (table.row(OVERLOAD.name, load, "load_aware").mean("goodput") for load in OVERLOAD.loads)
+    return Outcome(high >= MIN_KEPT * low or size == "quick", f"load_aware keeps {high / low:.0%} of its goodput")
+
+
+def kv_waste(size: Size) -> Outcome:
+    """KV slots that are allocated and hold nothing, in blocks of 16 on conversations: paging, and the static baseline."""
+    settings = TableSettings(size=TABLE_SIZES[size], policies="static", scenarios="conversation")
+    table = make_table(settings)
+    rows = {(row.contender.name, row.load): row.mean("kv_waste") for row in table.rows}
+    for load in CONVERSATION.loads:
+        print(f"{load:g}x load   fcfs {rows[BASELINE, load]:6.2%}   static {rows['static', load]:6.2%}")
+    worst, static = (max(rows[name, load] for load in CONVERSATION.loads) for name in (BASELINE, "static"))
+    good = static > worst and (worst < MAX_KV_WASTE or size == "quick")
+    return Outcome(good, f"KV waste {worst:.2%} (static {static:.2%})")
+
+
+def cost(size: Size) -> Outcome:
+    """What a step costs the scheduler, and that it grows in a straight line."""
+    from core.lab.scheduling_cost import measure, report
+
+    costs, growth = measure()
+    print(report(costs, growth))
+    found = {one.num_running: one.scheduling_ms for one in costs}
+    good = growth.r_squared >= MIN_R_SQUARED and all(found[number] <= most for number, most in MAX_MS.items())
+    good = good or size == "quick"
+    figures = ", ".join(f"{found[number]:.2f} ms at {number:,} running" for number in MAX_MS)
+    return Outcome(good, f"scheduling {figures}, R² {growth.r_squared:.3f}")
+
+
+def simulator(size: Size) -> Outcome:
+    """The same requests through the real engine on this machine and through the simulator."""
+    from core.simulation.compare import run as compare
+
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "compared.json"
+        compare([f"output={output}", f"num_requests={NUM_COMPARED[size]}", *_compared_model(size, Path(folder))])
+        errors: Mapping[str, float] = json.loads(output.read_text(encoding="utf-8"))["errors"]
+    ttft, throughput = errors["mean_ttft_s"], errors["output_tokens_per_s"]
+    good = size == "quick" or max(abs(ttft), abs(throughput)) <= MAX_ERROR
+    return Outcome(good, f"simulator off by {ttft:+.1%} in mean TTFT and {throughput:+.1%} in throughput")
+
+
+def _compared_model(size: Size, folder: Path) -> list[str]:
+    if size == "full":
+        return ["+preset=chat"]
+    from core.testing.tiny_models import make_tiny_model
+
+    return [f"model.source={make_tiny_model(folder / 'tiny')}", "fit_seconds=5"]
+
+
+def million(size: Size) -> Outcome:
+    """How long a million requests take to simulate, on one core."""
+    from core.simulation.build import SimulationSettings, open_simulation
+    from core.simulation.loop import simulate
+    from core.simulation.traffic import TrafficSettings, open_traffic
+
+    num = NUM_SIMULATED[size]
+    traffic = open_traffic(TrafficSettings(workload="conversation", num_requests=num, rate=MILLION_RATE))
+    simulation = open_simulation(MILLION, SimulationSettings(stride=256), traffic.shares_content)
+    before, started = time.process_time(), time.perf_counter()
+    result = simulate(simulation, traffic)
+    seconds, wall = time.process_time() - before, time.perf_counter() - started
+    print(
+        f"{num:,} requests in {result.steps.num_steps:,} steps and {result.steps.num_plans:,} plans: "
+        f"{result.simulated_s:,.0f} s simulated in {wall:.1f} s, {seconds:.1f} s of one core"
+    )
+    whole = int(result.outcomes.served.sum()) == num
+    good = whole and (seconds <= MAX_SIMULATION_S or size == "quick")
+    return Outcome(good, f"{num:,} requests simulated in {seconds:.0f} s")
+
+
+PIECES: Mapping[str, Callable[[Size], Outcome]] = {
+    piece.__name__: piece for piece in (cost, kv_waste, policies, simulator, million)
+}
+
+
+def of_size(size: Size) -> dict[str, Callable[[], Outcome]]:
+    return {name: _sized(piece, size) for name, piece in PIECES.items()}
+
+
+def _sized(piece: Callable[[Size], Outcome], size: Size) -> Callable[[], Outcome]:
+    @wraps(piece)
+    def run() -> Outcome:
+        return piece(size)
+
+    return run
+
+
+def run(arguments: Sequence[str]) -> int:
+    names = [word for word in arguments if word != "--quick"]
+    return main(names, of_size("quick" if len(names) < len(arguments) else "full"), "scheduling")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(sys.argv[1:]))

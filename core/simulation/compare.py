@@ -1,0 +1,213 @@
+"""`simulate compare`: the same requests through the real engine and through the simulator, side by side.
+
+The machine is measured (as by `simulate fit`) before and after, or a cost file says how it is. Lengths are
+those of the conversation traffic, made shorter, so that a CPU is through in minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from core.commands.request_arguments import split
+from core.config.keys import validated
+from core.outputs import Timings
+from core.progress import ProgressBars
+from core.session import Session, open_session
+from core.simulation.build import SimulationSettings, open_simulation
+from core.simulation.cost import StepClock, load_cost
+from core.simulation.files import write_text
+from core.simulation.fit import FitSettings, cost_of, measure
+from core.simulation.lengths import Lengths
+from core.simulation.load import at_load
+from core.simulation.loop import simulate
+from core.simulation.real import OVERRIDES, MeasuredStep, RealEngine, real_engine
+from core.simulation.records import Arrival, RunResult
+from core.simulation.traffic import CONVERSATION, TrafficSettings, open_traffic
+
+WARM_UP: Final = 4  # requests that do not count
+
+
+class CompareSettings(BaseModel):
+    """`simulate compare num_requests=200 load=0.7 +preset=chat`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    cost: str | None = Field(
+        default=None, description="a file that `simulate fit` wrote; null: measured, before and after"
+    )
+    fit_seconds: float = Field(default=60.0, gt=0, le=3600, description="of measuring, without a cost file")
+    num_requests: int = Field(default=200, ge=1)
+    load: float = Field(default=0.7, gt=0, le=100, description="of what fcfs could serve")
+    scale: float = Field(default=0.1, gt=0, le=1, description="of the lengths of the conversation traffic")
+    seed: int = 0
+    max_error: float = Field(
+        default=0.15, gt=0, description="of mean TTFT and of throughput: more ends with exit code 1"
+    )
+    output: str | None = Field(default=None, description="a JSON file to write")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one side. Seconds, and tokens per second."""
+
+    mean_ttft_s: float
+    mean_tpot_s: float
+    mean_e2e_s: float
+    output_tokens_per_s: float
+
+    def errors(self, truth: Figures) -> dict[str, float]:
+        """Of each figure, as a share of the true one."""
+        return {name: getattr(self, name) / getattr(truth, name) - 1 for name in self.__slots__}
+
+
+def run(arguments: Sequence[str]) -> int:
+    parts = split(arguments)
+    settings = validated(CompareSettings, parts.request, "compare")
+    overrides = [*OVERRIDES, *parts.overrides]
+    found = asyncio.run(_compare(open_session(overrides), overrides, settings))
+    print(text(found))
+    if settings.output:
+        write_text("output", settings.output, json.dumps(found, indent=2))
+    return int(max(abs(found["errors"][name]) for name in ("mean_ttft_s", "output_tokens_per_s")) > settings.max_error)
+
+
+async def _compare(session: Session, overrides: Sequence[str], settings: CompareSettings) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        cost = settings.cost or str(Path(folder) / "cost.json")
+        simulation = SimulationSettings(cost=cost)
+        async with real_engine(session, ProgressBars()) as real:
+            words = [*overrides, f"cache.num_blocks={real.pipelines[0].cache.num_blocks}"]
+            before = await _measured(real, cost, settings)
+            traffic = open_traffic(at_load(_traffic(settings), words, simulation))
+            arrivals = list(traffic)
+            timings, wall_s = await _drive(real, arrivals, settings.seed)
+            steps = list(real.steps)
+            await _measured(real, cost, settings, before)
+        result = simulate(open_simulation(words, simulation, traffic.shares_content), traffic)
+        step_error, fit = _step_error(steps, cost), load_cost(cost).fit
+    truth, said = _real(timings, arrivals, wall_s), _simulated(result)
+    return {
+        "real": _dict(truth),
+        "simulated": _dict(said),
+        "errors": said.errors(truth),
+        "requests": len(arrivals),
+        "offered_requests_per_s": len(arrivals) / arrivals[-1].time_s,
+        "steps": {"real": len(steps), "simulated": result.steps.num_steps},
+        "step_error": step_error,
+        "fit": fit,
+    }
+
+
+async def _measured(
+    real: RealEngine, cost: str, settings: CompareSettings, before: Sequence[MeasuredStep] = ()
+) -> list[MeasuredStep]:
+    """Half of the measuring, whose result is written to `cost` with that of the half `before`; nothing where a file is given.
+
+    One half before the run and one after it: a machine that changes slowly is on average what it was in between.
+    """
+    if settings.cost is not None:
+        return []
+    asked = FitSettings(output=cost, seconds=settings.fit_seconds / 2, max_prompt_len=_longest(settings))
+    steps = [*before, *await measure(real, asked)]
+    write_text("cost", cost, cost_of(real, steps).model_dump_json())
+    return steps
+
+
+def _longest(settings: CompareSettings) -> int:
+    return round(settings.scale * CONVERSATION.prompt.cap)
+
+
+def _traffic(settings: CompareSettings) -> TrafficSettings:
+    lengths = [_scaled(one, settings.scale) for one in (CONVERSATION.prompt, CONVERSATION.output)]
+    return TrafficSettings(
+        workload="conversation",
+        num_requests=settings.num_requests,
+        load=settings.load,
+        seed=settings.seed,
+        prompt_len=lengths[0],
+        output_len=lengths[1],
+    )
+
+
+def _scaled(lengths: Lengths, scale: float) -> Lengths:
+    return Lengths(**{key: max(round(scale * value), 1) for key, value in lengths.model_dump().items()})
+
+
+async def _drive(real: RealEngine, arrivals: Sequence[Arrival], seed: int) -> tuple[list[Timings], float]:
+    """Each request at its time. Returns their timings, and the seconds from the first moment to the last end."""
+    rng, vocab_size = random.Random(seed), real.spec.vocab_size
+    prompts = [[rng.randrange(vocab_size // 10, vocab_size) for _ in range(a.num_prompt_tokens)] for a in arrivals]
+    for index in range(WARM_UP):
+        await real.generate(f"warm-{index}", prompts[index % len(prompts)][::-1], 4)
+    real.steps.clear()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def one(index: int, arrival: Arrival) -> Timings:
+        await asyncio.sleep(began + arrival.time_s - loop.time())
+        return await real.generate(f"compare-{index}", prompts[index], arrival.num_output_tokens)
+
+    timings = await asyncio.gather(*(one(index, arrival) for index, arrival in enumerate(arrivals)))
+    return timings, loop.time() - began
+
+
+def _real(timings: Sequence[Timings], arrivals: Sequence[Arrival], wall_s: float) -> Figures:
+    def mean(values: Sequence[float | None]) -> float:
+        return fmean([value for value in values if value is not None] or [0.0])
+
+    return Figures(
+        mean_ttft_s=mean([t.ttft for t in timings]),
+        mean_tpot_s=mean([t.tpot for t in timings]),
+        mean_e2e_s=mean([t.e2e for t in timings]),
+        output_tokens_per_s=sum(a.num_output_tokens for a in arrivals) / wall_s,
+    )
+
+
+def _simulated(result: RunResult) -> Figures:
+    outcomes = result.outcomes
+    tpot = outcomes.tpot_s[outcomes.num_output_tokens > 1]
+    return Figures(
+        mean_ttft_s=float(outcomes.ttft_s.mean()),
+        mean_tpot_s=float(tpot.mean()) if len(tpot) else 0.0,
+        mean_e2e_s=float(outcomes.e2e_s.mean()),
+        output_tokens_per_s=float(outcomes.num_output_tokens.sum()) / result.simulated_s,
+    )
+
+
+def _step_error(steps: Sequence[MeasuredStep], cost: str) -> float:
+    """How far off the cost model was of the time that the real steps took, all together: the machine's drift is in it."""
+    clock = StepClock(load_cost(cost).seconds)
+    return sum(clock.of(step.work) for step in steps) / sum(step.stats.total_s for step in steps) - 1
+
+
+def _dict(figures: Figures) -> dict[str, float]:
+    return {name: getattr(figures, name) for name in figures.__slots__}
+
+
+ROWS: Final = (
+    ("mean TTFT", "mean_ttft_s", 1000.0, "ms"),
+    ("mean TPOT", "mean_tpot_s", 1000.0, "ms"),
+    ("mean latency", "mean_e2e_s", 1000.0, "ms"),
+    ("throughput", "output_tokens_per_s", 1.0, "tokens/s"),
+)
+
+
+def text(found: dict[str, Any]) -> str:
+    lines = [f"{'':<14}{'real':>12}{'simulated':>12}{'error':>9}"]
+    for title, key, factor, unit in ROWS:
+        real, said = factor * found["real"][key], factor * found["simulated"][key]
+        lines.append(f"{title:<14}{real:>12,.1f}{said:>12,.1f}{found['errors'][key]:>+9.1%} {unit}")
+    lines.append(
+        f"{found['requests']} requests at {found['offered_requests_per_s']:.2f}/s; {found['steps']['real']} real and "
+        f"{found['steps']['simulated']} simulated steps; the real steps' time is off by {found['step_error']:+.1%}"
+    )
+    return "\n".join(lines)

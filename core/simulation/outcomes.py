@@ -1,0 +1,83 @@
+"""What a run keeps of its requests and of its course: columns that grow by a row per request, and a thinned-out history."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+import numpy as np
+
+from core.simulation.records import Arrival, Finish, Floats, Ints, Outcomes, Timeline
+
+NAN: Final = float("nan")
+MAX_MOMENTS: Final = 1024
+
+
+class Columns:
+    """One row per request, in order of arrival."""
+
+    def __init__(self) -> None:
+        self.arrival_s, self.scheduled_s, self.first_token_s, self.end_s = (array("d") for _ in range(4))
+        self.num_prompt, self.num_output, self.num_cached, self.num_preemptions = (array("q") for _ in range(4))
+        self.finish, self.tenant = array("q"), array("q")
+        self._tenants: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def add(self, arrival: Arrival) -> int:
+        """The row of a request that has just arrived."""
+        self.arrival_s.append(arrival.time_s)
+        self.num_prompt.append(arrival.num_prompt_tokens)
+        self.tenant.append(self._tenants.setdefault(arrival.tenant, len(self._tenants)))
+        for moment in (self.scheduled_s, self.first_token_s, self.end_s):
+            moment.append(NAN)
+        for count in (self.num_output, self.num_cached, self.num_preemptions):
+            count.append(0)
+        self.finish.append(Finish.ERROR)
+        return len(self.arrival_s) - 1
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes(
+            arrival_s=_floats(self.arrival_s),
+            scheduled_s=_floats(self.scheduled_s),
+            first_token_s=_floats(self.first_token_s),
+            end_s=_floats(self.end_s),
+            num_prompt_tokens=_ints(self.num_prompt),
+            num_output_tokens=_ints(self.num_output),
+            num_cached_tokens=_ints(self.num_cached),
+            num_preemptions=_ints(self.num_preemptions),
+            finish=_ints(self.finish),
+            tenant=_ints(self.tenant),
+            tenants=tuple(self._tenants),
+        )
+
+
+class History:
+    """The state at moments that are at least `interval` apart; where they become too many, every other one is dropped."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, int, int, float]] = []
+        self._interval = 0.001
+        self.next_s = 0.0
+
+    def add(self, time_s: float, running: int, waiting: int, kv_used: float) -> None:
+        self._rows.append((time_s, running, waiting, kv_used))
+        if len(self._rows) >= MAX_MOMENTS:
+            self._rows = self._rows[::2]
+            self._interval *= 2
+        self.next_s = self._rows[-1][0] + self._interval
+
+    def timeline(self) -> Timeline:
+        times, running, waiting, kv = zip(*self._rows, strict=True) if self._rows else ((), (), (), ())
+        return Timeline(
+            np.array(times, float), np.array(running, np.int64), np.array(waiting, np.int64), np.array(kv, float)
+        )
+
+
+def _floats(column: array[float]) -> Floats:
+    return np.array(column, dtype=np.float64)
+
+
+def _ints(column: array[int]) -> Ints:
+    return np.array(column, dtype=np.int64)

@@ -1,0 +1,142 @@
+"""`simulate table`: every policy on the same traffic, side by side.
+
+All policies of a block see the same arrivals (common random numbers), so differences are those of the policies. Each cell is
+the mean over several seeds; the change against `fcfs` is that of pairs with the same seed, with a 95 % interval.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from tqdm import tqdm
+
+from core.config.keys import validated
+from core.errors import ConfigError
+from core.plugins import load_plugins
+from core.simulation.cells import Job, run_jobs
+from core.simulation.scenarios import BASELINE, Contender, Scenario, contenders, scenarios
+from core.simulation.table_rows import Row, Table
+from core.simulation.table_text import as_records, as_text, plot_table
+
+SIZES = {"tiny": (2, 60), "small": (3, 200), "full": (5, 500)}  # seeds, requests of each run
+
+
+class TableSettings(BaseModel):
+    """`simulate table size=small policies=fcfs,srtf json=table.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    size: Literal["tiny", "small", "full"] = Field(
+        default="full", description="seeds and requests: 2 x 60, 3 x 200, 5 x 500"
+    )
+    seeds: int | None = Field(default=None, ge=1, le=100)
+    num_requests: int | None = Field(default=None, ge=10, description="of each run")
+    workers: int = Field(default=2, ge=1, le=64, description="processes; 1: this one alone")
+    cost: str = Field(default="gpu", description="as of simulate")
+    slo_ttft: float = Field(default=1.0, gt=0, description="seconds, for goodput")
+    slo_tpot: float = Field(default=0.1, gt=0)
+    policies: str = Field(default="", description="rows, with commas between; empty: all")
+    scenarios: str = Field(default="", description="blocks, with commas between; empty: all")
+    json_file: str | None = Field(default=None, alias="json", description="all figures as JSON, to this file")
+    csv_file: str | None = Field(default=None, alias="csv", description="one line per row and block, to this file")
+    plot: str | None = Field(default=None, description="a folder for pictures of the blocks; needs matplotlib")
+
+    @property
+    def num_seeds(self) -> int:
+        return self.seeds or SIZES[self.size][0]
+
+    @property
+    def run_length(self) -> int:
+        return self.num_requests or SIZES[self.size][1]
+
+
+def make_table(settings: TableSettings) -> Table:
+    """Runs everything. Raises ConfigError for an unknown row or block, and for traffic that no machine can serve."""
+    blocks = scenarios(_names(settings.scenarios))
+    rows = contenders(load_plugins().names("scheduler"), _names(settings.policies))
+    capacities = _capacities(blocks, settings)
+    cells = [(s, load, c) for s in blocks for load in s.loads for c in rows if s.takes(c)]
+    jobs = [
+        _job(s, load * capacities[s.name], c, seed, settings)
+        for s, load, c in cells
+        for seed in range(settings.num_seeds)
+    ]
+    with tqdm(total=len(jobs), desc="runs", file=sys.stderr, disable=None) as bar:
+        found = iter(run_jobs(jobs, settings.workers, bar.update))
+    runs = {(s.name, load, c.name): tuple(next(found) for _ in range(settings.num_seeds)) for s, load, c in cells}
+    return Table(
+        tuple(Row(s, load, c, runs[s.name, load, c.name], runs[s.name, load, BASELINE]) for s, load, c in cells),
+        capacities,
+    )
+
+
+def _capacities(blocks: Sequence[Scenario], settings: TableSettings) -> dict[str, float]:
+    jobs = [
+        Job(traffic=dict(s.traffic), overrides=s.overrides, cost=settings.cost, asks_for="capacity") for s in blocks
+    ]
+    found = run_jobs(jobs, settings.workers)
+    for scenario, one in zip(blocks, found, strict=True):
+        if one.problem:
+            raise ConfigError(f"{scenario.name}: {one.problem}", "scenarios")
+    return {scenario.name: one.values["capacity"] for scenario, one in zip(blocks, found, strict=True)}
+
+
+def _job(scenario: Scenario, rate: float, contender: Contender, seed: int, settings: TableSettings) -> Job:
+    return Job(
+        traffic={**scenario.traffic, "rate": rate, "seed": seed, "num_requests": settings.run_length},
+        overrides=scenario.words(contender),
+        cost=settings.cost,
+        slo=(settings.slo_ttft, settings.slo_tpot),
+        focus=scenario.focus,
+    )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def write_files(table: Table, settings: TableSettings) -> None:
+    """Raises ConfigError naming the key whose file cannot be written."""
+    records = as_records(table)
+    if settings.json_file:
+        _write(
+            "json", settings.json_file, json.dumps({"capacities": dict(table.capacities), "rows": records}, indent=2)
+        )
+    if settings.csv_file:
+        names = list(dict.fromkeys(name for record in records for name in record))
+        try:
+            with open(settings.csv_file, "w", newline="", encoding="utf-8") as out:
+                writer = csv.DictWriter(out, names)
+                writer.writeheader()
+                writer.writerows(records)
+        except OSError as error:
+            raise ConfigError(f"csv={settings.csv_file}: {error.strerror or error}", "csv") from None
+    if settings.plot:
+        plot_table(table, settings.plot)
+
+
+def _write(key: str, path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{key}={path}: {error.strerror or error}", key) from None
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Exit code 1 where a policy failed."""
+    pairs = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise ConfigError(f"{argument!r}: write key=value, such as size=small or policies=fcfs,srtf")
+        pairs[key] = value
+    settings = validated(TableSettings, pairs, "table")
+    table = make_table(settings)
+    print(as_text(table))
+    write_files(table, settings)
+    return int(any(row.problem for row in table.rows))

@@ -1,0 +1,165 @@
+"""What arrives at the engine: the settings of a workload, and the workloads by name.
+
+A workload is either made up, with the statistics of a service (`core.simulation.synthetic`), or read from a trace
+(`core.simulation.traces`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from core.errors import ConfigError, near_matches
+from core.simulation.lengths import Lengths
+from core.simulation.records import Traffic
+from core.simulation.synthetic import Profile, Shape, Synthetic
+from core.simulation.traces import TRACES, Source, Trace
+
+# Prompts, outputs and rates of the two services that the Azure LLM inference trace of 2023 was taken from (Patel et al.,
+# Splitwise, ISCA 2024). Caps are ours.
+CONVERSATION = Profile(
+    "conversation", Lengths(p50=1020, p90=2734, p99=4142, cap=14_000), Lengths(p50=129, p90=424, p99=601, cap=1_000)
+)
+CODE = Profile("code", Lengths(p50=1469, p90=5186, p99=7436, cap=14_000), Lengths(p50=13, p90=55, p99=249, cap=2_000))
+SHORT = Profile("short", Lengths(p50=200, p90=600, p99=1_200, cap=2_000), Lengths(p50=60, p90=200, p99=400, cap=512))
+LONG = Profile(
+    "long", Lengths(p50=500, p90=1_500, p99=3_000, cap=8_000), Lengths(p50=1_500, p90=3_000, p99=4_000, cap=4_096), 1
+)
+
+
+class TrafficSettings(BaseModel):
+    """Every key that describes traffic. Times in seconds, lengths in tokens, rates in requests per second."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    workload: str = Field(
+        default="conversation", description="conversation, code, mixed, fixed, azure, mooncake or burstgpt"
+    )
+    num_requests: int | None = Field(default=None, ge=1, description="None: 1,000, or the whole trace")
+    seed: int = Field(default=0, ge=0)
+    rate: float | None = Field(default=None, gt=0, description="None: the workload's own; of a trace: see speedup")
+    load: float | None = Field(default=None, gt=0, le=100, description="rate over what fcfs can serve of this traffic")
+    cv: float = Field(
+        default=1.0,
+        ge=0,
+        le=20,
+        description="coefficient of variation of the gaps: 1 is Poisson, more is bursty (Gamma), 0 is evenly spaced",
+    )
+    prompt_len: int | Lengths | None = Field(default=None, description="instead of the workload's own")
+    output_len: int | Lengths | None = Field(default=None, description="instead of the workload's own")
+    short_share: float = Field(default=0.9, ge=0, le=1, description="of mixed: short interactive requests")
+    bound: Literal["exact", "power_of_two"] | int = Field(
+        default="power_of_two",
+        description="max_tokens that clients ask for: the truth, the next power of two, or this number, which cuts the truth",
+    )
+    ttl: float | None = Field(default=None, gt=0, description="a request that is not scheduled so soon expires")
+    tenants: int = Field(default=1, ge=1, le=10_000)
+    shares: tuple[float, ...] | None = Field(default=None, description="of the requests, one per tenant")
+    flood: float = Field(default=1.0, gt=0, description="the first tenant sends so many times what another one sends")
+    priorities: tuple[float, ...] | None = Field(default=None, description="share of the requests at priority 0, 1, …")
+    system_prompts: int = Field(default=0, ge=0, le=100_000, description="prompts begin with one of so many")
+    system_prompt_len: int = Field(default=512, ge=1)
+    followups: float = Field(default=0.0, ge=0, lt=1, description="share of the requests that continue an earlier one")
+    think_s: float = Field(
+        default=10.0, ge=0, description="least time between a request and the next of its conversation"
+    )
+    path: str | None = Field(default=None, description="of a trace; may be compressed with gzip")
+    speedup: float = Field(default=1.0, gt=0, description="of a trace: its time runs so many times faster")
+    start_s: float = Field(default=0.0, ge=0, description="of a trace: first second that is used, from its first row")
+    end_s: float | None = Field(default=None, gt=0, description="of a trace: where to stop, from its first row")
+    tenant_column: str | None = Field(default=None, description="of a trace: the column that names the tenant")
+    hash_block_size: int = Field(default=512, ge=1, description="tokens per hash id of a Mooncake trace")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrafficSettings:
+        if self.shares is not None and len(self.shares) != self.tenants:
+            raise ValueError(f"shares has {len(self.shares)} numbers for tenants={self.tenants}: give one per tenant")
+        for name, shares in (("shares", self.shares), ("priorities", self.priorities)):
+            if shares is not None and (not shares or min(shares) < 0 or sum(shares) <= 0):
+                raise ValueError(f"{name}: give numbers of at least 0, not all of them 0")
+        if isinstance(self.bound, int) and self.bound < 1:
+            raise ValueError("bound: a number of tokens is at least 1")
+        if self.rate is not None and self.load is not None:
+            raise ValueError("rate and load say the same thing: give one of them")
+        if self.end_s is not None and self.end_s <= self.start_s:
+            raise ValueError(f"end_s ({self.end_s}) must come after start_s ({self.start_s})")
+        return self
+
+    @property
+    def tenant_shares(self) -> tuple[float, ...]:
+        """One per tenant; they add up to 1."""
+        given = self.shares or (self.flood, *(1.0 for _ in range(self.tenants - 1)))
+        return tuple(share / sum(given) for share in given)
+
+
+def open_traffic(settings: TrafficSettings) -> Traffic:
+    """Raises ConfigError that names the key; a trace's rows are checked as they are read."""
+    if settings.workload not in WORKLOADS:
+        raise ConfigError(
+            f"workload={settings.workload!r}: there is none{near_matches(settings.workload, WORKLOADS)}", "workload"
+        )
+    return WORKLOADS[settings.workload](settings)
+
+
+def _synthetic(
+    settings: TrafficSettings, rate: float, *profiles: Profile, shares: tuple[float, ...] = (1.0,)
+) -> Synthetic:
+    if settings.path is not None:
+        raise ConfigError(f"path is for traces ({', '.join(TRACES)}); workload={settings.workload} is made up", "path")
+    own = [profile.with_lengths(settings.prompt_len, settings.output_len) for profile in profiles]
+    return Synthetic(_shape(settings, settings.rate or rate, settings.num_requests or 1_000), own, shares)
+
+
+def _mixed(settings: TrafficSettings) -> Synthetic:
+    shares = (settings.short_share, 1 - settings.short_share)
+    return _synthetic(settings, 4.0, SHORT, LONG, shares=shares)
+
+
+def _fixed(settings: TrafficSettings) -> Synthetic:
+    return _synthetic(settings, 4.0, Profile("fixed", Lengths.of(512), Lengths.of(128)))
+
+
+def _trace(settings: TrafficSettings) -> Trace:
+    if settings.path is None:
+        raise ConfigError(f"workload={settings.workload} reads a trace: say where it is, path=…", "path")
+    if settings.rate is not None:
+        raise ConfigError(
+            "rate is for traffic that is made up; a trace has its own: speedup=2 makes it twice as fast", "rate"
+        )
+    source = Source(
+        settings.path,
+        settings.workload,
+        settings.speedup,
+        settings.start_s,
+        settings.end_s,
+        settings.tenant_column,
+        settings.hash_block_size,
+    )
+    return Trace(source, _shape(settings, 1.0, settings.num_requests))
+
+
+def _shape(settings: TrafficSettings, rate: float, num_requests: int | None) -> Shape:
+    return Shape(
+        rate=rate,
+        cv=settings.cv,
+        num_requests=num_requests,
+        seed=settings.seed,
+        bound=settings.bound,
+        ttl_s=settings.ttl,
+        tenant_shares=settings.tenant_shares,
+        priority_shares=settings.priorities,
+        system_prompts=settings.system_prompts,
+        system_prompt_len=settings.system_prompt_len,
+        followups=settings.followups,
+        think_s=settings.think_s,
+    )
+
+
+WORKLOADS: Mapping[str, Callable[[TrafficSettings], Traffic]] = {
+    "conversation": lambda settings: _synthetic(settings, 5.5, CONVERSATION),
+    "code": lambda settings: _synthetic(settings, 2.6, CODE),
+    "mixed": _mixed,
+    "fixed": _fixed,
+    **dict.fromkeys(TRACES, _trace),
+}

@@ -1,0 +1,132 @@
+"""What `core.lab.check_scheduling` takes for a promise that is kept, and what it says when one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from core.lab import check_scheduling
+from core.lab.check_scheduling import PIECES, kv_waste, million, policies, run
+from core.simulation.cells import Figures
+from core.simulation.scenarios import CONTENDERS, SCENARIOS
+from core.simulation.table_rows import Row, Table
+
+KEPT = {
+    "latency": 5.0,
+    "srtf": 0.8,
+    "fcfs_jain": 0.7,
+    "fair_jain": 0.97,
+    "sliced": 1.0,
+    "slices": 6.0,
+    "goodput": 4.8,
+    "waste": 0.03,
+    "static": 0.2,
+}
+
+
+def table(problem: str = "", **changed: float) -> Table:
+    """Three seeds of every row, all alike but for what is being claimed."""
+    figures = {**KEPT, **changed}
+    rows = []
+    for scenario in SCENARIOS:
+        for load in scenario.loads:
+            taken = [one for one in CONTENDERS if scenario.takes(one)]
+            runs = {
+                one.name: tuple(_run(scenario.name, load, one.name, seed, figures, problem) for seed in range(3))
+                for one in taken
+            }
+            rows += [Row(scenario, load, one, runs[one.name], runs["fcfs"]) for one in taken]
+    return Table(tuple(rows), {scenario.name: 5.0 for scenario in SCENARIOS})
+
+
+def _run(scenario: str, load: float, name: str, seed: int, figures: Mapping[str, float], problem: str) -> Figures:
+    latency = (figures["latency"] + seed) * (figures["srtf"] + 0.01 * seed if name == "srtf" else 1.0)
+    return Figures(
+        values={
+            "mean_e2e_s": latency,
+            "mean_ttft_s": latency / 2,
+            "jain": figures["fair_jain"] if name == "fair" else figures["fcfs_jain"],
+            "focus_p99_ttft_s": figures["sliced"] if name == "time_slice" else 7.0,
+            "focus_p99_e2e_s": figures["slices"] if name == "time_slice 100" else 8.0,
+            "goodput": figures["goodput"] if load > 1 else 5.0,
+            "kv_waste": figures["static"] if name == "static" else figures["waste"],
+        },
+        problem=problem if name == "slo" else "",
+    )
+
+
+def outcome(monkeypatch, piece, size="full", **changed):
+    monkeypatch.setattr(check_scheduling, "make_table", lambda settings: table(**changed))
+    return piece(size)
+
+
+def test_all_promises_kept(monkeypatch, capsys):
+    found = outcome(monkeypatch, policies)
+    assert found.good
+    for words in (
+        "srtf latency -19.0%",
+        "fair Jain 0.970 (fcfs 0.700)",
+        "time_slice short p99 TTFT 1.00 s (fcfs 7.00), latency 6.00 s",
+        "keeps 96%",
+    ):
+        assert words in found.figures
+    assert "conversation at 1.5x load" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"srtf": 0.99},
+        {"srtf": 1.2},
+        {"fair_jain": 0.94},
+        {"sliced": 8.0},
+        {"slices": 8.5},
+        {"goodput": 4.4},
+        {"problem": "RuntimeError: no"},
+    ],
+)
+def test_one_promise_broken_fails_the_piece(monkeypatch, capsys, changed):
+    assert not outcome(monkeypatch, policies, **changed).good
+
+
+def test_a_failed_row_is_named(monkeypatch, capsys):
+    found = outcome(monkeypatch, policies, problem="RuntimeError: no")
+    assert "first slo: RuntimeError: no" in found.figures
+
+
+def test_few_requests_need_not_show_it(monkeypatch, capsys):
+    assert outcome(monkeypatch, policies, "quick", fair_jain=0.9, sliced=8.0).good
+    assert not outcome(monkeypatch, policies, "quick", srtf=1.2).good
+
+
+def test_kv_waste_is_that_of_the_worst_load(monkeypatch, capsys):
+    found = outcome(monkeypatch, kv_waste)
+    assert found.good and found.figures == "KV waste 3.00% (static 20.00%)"
+    assert not outcome(monkeypatch, kv_waste, waste=0.05).good
+    assert not outcome(monkeypatch, kv_waste, static=0.02).good
+
+
+def test_a_million_is_counted(monkeypatch, capsys):
+    monkeypatch.setitem(check_scheduling.NUM_SIMULATED, "quick", 200)
+    found = million("quick")
+    assert found.good and found.figures.startswith("200 requests simulated in")
+
+
+def test_the_last_line_and_the_exit_code(monkeypatch, capsys):
+    monkeypatch.setattr(check_scheduling, "make_table", lambda settings: table(waste=0.05))
+    assert run(["kv_waste"]) == 1
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.startswith("scheduling FAILED in") and "FAILED: KV waste 5.00% (static 20.00%)" in last
+    assert run(["--quick", "kv_waste"]) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1].startswith("scheduling ok in")
+
+
+def test_an_unknown_piece_is_named(capsys):
+    assert run(["--quick", "kv_wast"]) == 2
+    assert "did you mean kv_waste?" in capsys.readouterr().err
+
+
+def test_every_piece_says_what_it_is():
+    assert set(PIECES) == {"cost", "kv_waste", "policies", "simulator", "million"}
+    assert all((piece.__doc__ or "").strip() for piece in PIECES.values())
