@@ -129,6 +129,7 @@ class LoadMeter:
             tenant=tenant,
             tenant_in_flight=self._of_tenant[tenant] + self._rendering[tenant] if tenant else 0,
             tenant_tokens_in_flight=self._tokens_of_tenant[tenant] if tenant else 0,
+            num_tenants=len(self._of_tenant),
         )
 
     def _queue(self, sequence: _Sequence, sign: int) -> None:

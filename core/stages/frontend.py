@@ -70,6 +70,12 @@ class Load:
     tenant: str = ""  # the caller's; "": it has none, and the next two are 0
     tenant_in_flight: int = 0
     tenant_tokens_in_flight: int = 0  # prompts and expected output
+    num_tenants: int = 0  # with anything in flight; callers without a tenant are one
+
+    @property
+    def has_less_than_others(self) -> bool:
+        """Whether the caller's tenant has less in flight than tenants have on average."""
+        return bool(self.tenant) and self.tenant_in_flight * max(self.num_tenants, 1) < self.in_flight
 
     @property
     def queueing_s(self) -> float:
@@ -97,6 +103,7 @@ class Load:
             queued_tokens=self.queued_tokens + tokens,
             tenant_in_flight=self.tenant_in_flight + of_tenant * num_sequences,
             tenant_tokens_in_flight=self.tenant_tokens_in_flight + of_tenant * tokens,
+            num_tenants=max(self.num_tenants + (of_tenant and not self.tenant_in_flight), 1),
         )
 
 

@@ -14,6 +14,7 @@ from core.stages.admission import AdmissionContext, Open
 from core.stages.frontend import GenerateRequest, Load
 
 MAX_RETRY_AFTER_S = 60.0
+PATIENCE = 2.0  # times max_queue_time, for a tenant that has less in flight than others
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class LoadAware:
     The bounds are in sequences, in tokens, in what one tenant may have, and in time: a call that would wait for more than
     `max_queue_time`, or than its own `ttl`, is refused while it has cost nothing. How long that is follows from the tokens
     that wait and the throughput of the last seconds (`Load.queueing_s`); while nothing waits, nothing is refused for it.
+    A tenant that has less in flight than others is refused at twice that time: a queue that others fill is not its fault.
     A call that is past a bound all by itself could never be admitted, so it is a wrong request.
     """
 
@@ -74,7 +76,7 @@ class LoadAware:
     def check_room(self, num_choices: int, load: Load) -> None:
         """Also for a tenant that has all its places taken, and for a queue that is too long for anyone."""
         self._check(self._places(num_choices, load), load)
-        self._check_wait(self._settings.max_queue_time, load, "admission.max_queue_time")
+        self._check_queue(load)
 
     def admit(
         self, request: GenerateRequest, prompt_token_ids: list[int], params: SamplingParams, load: Load
@@ -82,7 +84,7 @@ class LoadAware:
         admitted = self._open.admit(request, prompt_token_ids, params, load)
         self._check(self._places(len(admitted), load), load)
         self._check(self._tokens(admitted, load), load)
-        self._check_wait(self._settings.max_queue_time, load, "admission.max_queue_time")
+        self._check_queue(load)
         self._check_wait(request.ttl, load, "its ttl")
         return tuple(map(self._with_timeout, admitted))
 
@@ -126,6 +128,14 @@ class LoadAware:
                     f"{whose} is at its limit ({bound.used + bound.wanted} > {name}); try again later",
                     retry_after=self._retry_after(load.queueing_s),
                 )
+
+    def _check_queue(self, load: Load) -> None:
+        limit = self._settings.max_queue_time
+        if limit is not None and load.has_less_than_others:
+            limit *= PATIENCE
+        self._check_wait(
+            limit, load, "admission.max_queue_time" + (f" * {PATIENCE:g}" if load.has_less_than_others else "")
+        )
 
     def _check_wait(self, limit: float | None, load: Load, what: str) -> None:
         wait = load.queueing_s

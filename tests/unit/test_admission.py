@@ -111,6 +111,16 @@ def test_what_would_wait_for_too_long_is_refused_with_the_time_until_it_would_no
     assert not has_room(BUSY), "by default, too"
 
 
+def test_a_tenant_with_less_than_others_is_refused_later() -> None:
+    """A flood of one tenant is not to keep the others out."""
+    flooded = replace(BUSY, in_flight=100, num_tenants=4, tenant="light", tenant_in_flight=5)
+    assert admit(load=flooded, max_queue_time=7.0) and has_room(flooded, max_queue_time=7.0)
+    assert "max_queue_time * 2 is 10 s" in str(refused(flooded, max_queue_time=5.0))
+    heavy = replace(flooded, tenant_in_flight=25)
+    for other in (heavy, replace(flooded, tenant=""), replace(heavy, num_tenants=1, tenant_in_flight=100)):
+        assert not has_room(other, max_queue_time=7.0)
+
+
 def test_nobody_is_refused_for_a_wait_that_nobody_knows() -> None:
     assert admit(load=replace(BUSY, tokens_per_s=0.0), max_queue_time=0.001)
 
