@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from core.batch import ModelBatch, ScheduledRequest, SchedulerOutput
-from core.batching import BatchBuilder, BlockTableRows
+from core.batching import BatchBuilder
+from core.block_tables import BlockTableRows
 from core.request import RequestStatus, SamplingParams
 from core.testing.fakes import FakeDrafts, FakeEngine, make_request
 from core.testing.scheduler import SchedulerChecks
