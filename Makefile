@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: setup serve chat test check-plugins check-scheduling lint format types docs bench clean
+.PHONY: setup serve chat test check-plugins check-scheduling check-overload lint format types docs bench clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,9 @@ check-plugins: setup
 
 check-scheduling: setup
 	$(RUN) -m core.lab.check_scheduling $(ARGS)
+
+check-overload: setup
+	$(RUN) -m core.lab.overload $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -167,7 +167,7 @@ def build_engine(
 ) -> EnginePipeline:
     """Stages 4 to 7 and 9, with the model loaded and the KV pool allocated."""
     from core.blueprint import Blueprint
-    from core.swap_start import SwapStart
+    from core.host_memory import host_memory
 
     step_limits = _settings_of(description, "scheduler", SchedulerSettings)
     pool = _settings_of(description, "cache", CacheSettings)
@@ -179,8 +179,9 @@ def build_engine(
         executor, who, wanted, pool, lambda: largest_step(make_prefill(), spec.max_model_len, max_tokens)
     )
     num_blocks = _allocate(pool, executor, spec, step_limits.max_num_running_reqs, layout)
-    swap_start = SwapStart(executor, who, num_blocks, max_tokens, spec.vocab_size)
-    swapping = swap_start.prepare(pool)
+    host = host_memory(
+        executor, pool, who=who, num_kv_blocks=num_blocks, max_tokens=max_tokens, vocab_size=spec.vocab_size
+    )
 
     def maker(group: str, context: object) -> Callable[[], Any]:
         return partial(build, description.part(group), context)
@@ -194,15 +195,15 @@ def build_engine(
             _build_cache,
             description.part("cache"),
             pool.block_size,
-            CacheContext(num_blocks, spec.max_model_len, swapping.num_blocks, layout.windows, layout.max_step_tokens),
+            CacheContext(num_blocks, spec.max_model_len, host.num_blocks, layout.windows, layout.max_step_tokens),
         ),
         make_prefill=make_prefill,
         make_decode=maker("decode", DecodeContext(spec.max_model_len)),
         make_scheduler=partial(build, description.part("scheduler")),
         step_limits=step_limits,
         clock=time.monotonic,
-        num_swap_blocks=swapping.num_blocks,
-        swap_cost=swapping.cost,
+        num_swap_blocks=host.num_blocks,
+        swap_cost=host.cost,
         layout=layout,
     )
     return blueprint.build(_faults(description, settings.plugins))

@@ -35,7 +35,7 @@ class SchedulerOutput:
     step: int
     scheduled: tuple[ScheduledRequest, ...] = ()
     preempted: tuple[Request, ...] = ()
-    refused: tuple[Request, ...] = ()  # ended by the scheduler itself: they can never fit the pool
+    refused: tuple[Request, ...] = ()  # ended by the scheduler itself: can never run, or expired
 
     @property
     def num_scheduled_tokens(self) -> int:

@@ -43,6 +43,8 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "renderer.tools": "shows the tools of a request to the model",
         "tool_parser.tools": "finds calls in text; without it, a request with tools is refused",
         "scheduler.drafts": "plans draft tokens: several tokens, and rows of logits, of one request in a step",
+        "scheduler.predictor": "asks the predictor, and tells it of requests that have ended",
+        "scheduler.priority": "looks at the `priority` of a request; without it, a request that has one is refused",
         "sampler.drafts": "verifies draft tokens: several rows of logits of one request in a step",
         "sampler.logits_processors": "runs the selected logits processors over its rows",
         "sampler.<field>": "honours a field of SamplingParams: temperature, top_p, logprobs …",

@@ -87,7 +87,7 @@ class Engine:
             deltas = self._deltas(plan, result.sampled, verdicts, ended)  # for 8 detokenizer, in the front
             self._forget([*ended, *plan.preempted, *plan.refused])
             times = Times(self._step_ended or start, start, scheduled, built, executed, self._clock())
-            self._pipeline.prefill.step_finished(plan, batch.num_prefill_tokens, times.ended - times.previous)
+            self._pipeline.prefill.step_finished(plan, times.ended - times.previous)
             return self._output(deltas, self._stats(plan, batch, result, times), result.incidents)
         except StageError as error:  # the books, or the KV, can no longer be trusted
             self._recover(error)
@@ -315,13 +315,14 @@ class Engine:
 
     def _gauges(self) -> StepStats:
         running, waiting, swapped = self._scheduler.counts()
+        swapped_blocks = self._execution.take_swapped()
         return StepStats(
             step=self._last_step,
             running=running,
             waiting=waiting,
             swapped=swapped,
-            num_swapped_out_blocks=self._execution.num_swapped_out_blocks,
-            num_swapped_in_blocks=self._execution.num_swapped_in_blocks,
+            num_swapped_out_blocks=swapped_blocks.out,
+            num_swapped_in_blocks=swapped_blocks.back,
             kv_blocks_free=self._num_free_blocks(),
             kv_blocks_total=self._pipeline.cache.num_blocks,
             swap_blocks_free=self._num_free_swap_blocks(),
@@ -332,6 +333,7 @@ class Engine:
         self._last_step = plan.step
         self._step_ended = times.ended if self.has_work() else None
         running, waiting, swapped = self._scheduler.counts()
+        swapped_blocks = self._execution.take_swapped()
         forward_s = result.forward_s or times.executed - times.built - result.sample_s
         num_queried, num_cached = _prefix_tokens(plan)
         return StepStats(
@@ -345,8 +347,8 @@ class Engine:
             running=running,
             waiting=waiting,
             swapped=swapped,
-            num_swapped_out_blocks=self._execution.num_swapped_out_blocks,
-            num_swapped_in_blocks=self._execution.num_swapped_in_blocks,
+            num_swapped_out_blocks=swapped_blocks.out,
+            num_swapped_in_blocks=swapped_blocks.back,
             kv_blocks_free=self._num_free_blocks(),
             kv_blocks_total=self._pipeline.cache.num_blocks,
             swap_blocks_free=self._num_free_swap_blocks(),

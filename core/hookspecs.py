@@ -61,8 +61,12 @@ as it did; but:
 - The event hooks `step_finished` and `request_finished` are gone (now observers), and so is `Component.api_version`
   (now NONET_API): a plugin with either is refused.
 
-1.2 only adds, and a plugin that says 1.1 runs as it did: new methods of a contract need not be there, and new fields of what a
-plugin is given have defaults.
+1.2 adds, and a plugin that says 1.1 runs as it did: new methods of a contract need not be there, and new fields of what a
+plugin is given have defaults. Neither has been released yet, so two things could still change:
+
+- `ScheduledRequest` is a `msgspec` struct: it is copied with `msgspec.structs.replace`, not with that of `dataclasses`.
+- A `ModelBatch` may have its requests in another order than the plan; `request_ids` says which. Its `block_table` is memory that
+  is written again a few steps later: who keeps a batch for longer copies it.
 
 What 1.1 and 1.2 added is in `SINCE`."""
 
@@ -438,13 +442,19 @@ def provide_predictors() -> Iterable[Component]:
     """How many tokens a request will still generate: what shortest-first scheduling rests on.
 
     Config group `predictor`; exactly one is selected, `max_tokens` by default. Built once in the engine process.
-    Contract: `core.stages.predictor.Predictor`.
+    Contract: `core.stages.predictor.Predictor`. One that requires `scheduler.predictor` is refused beside a scheduler that asks
+    none, where it would do nothing.
 
     Example::
 
         @hookimpl
         def provide_predictors():
-            yield Component("mean", "acme.mean:Mean", "the mean of all requests that have ended")
+            yield Component(
+                "mean",
+                "acme.mean:Mean",
+                "the mean of all requests that have ended",
+                requires=("scheduler.predictor",),
+            )
     """
     raise NotImplementedError
 

@@ -72,7 +72,7 @@ class Metrics:
             return Gauge(f"nonet_{name}", text, registry=self.registry)
 
         self.running = gauge("requests_running", "sequences in the running batch")
-        self.waiting = gauge("requests_waiting", "sequences waiting, preempted ones included")
+        self.waiting = gauge("requests_waiting", "sequences waiting, preempted ones included but for swapped ones")
         self.swapped = gauge("requests_swapped", "preempted sequences with KV in host memory")
         self.blocks_free = gauge("kv_blocks_free", "KV blocks free, or cached and evictable")
         self.blocks_total = gauge("kv_blocks_total", "KV blocks in the pool")

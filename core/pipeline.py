@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel
 
@@ -14,7 +14,7 @@ from core.isolation.faults import ComponentName, Names
 from core.isolation.front import FrontLimits
 
 if TYPE_CHECKING:
-    from core.batching import BatchBuilder
+    from core.batch import ModelBatch, SchedulerOutput
     from core.front.request_fields import RequestFields
     from core.isolation.cache import GuardedCache
     from core.isolation.faults import Faults
@@ -137,6 +137,12 @@ class FrontPipeline:
     limits: FrontLimits = field(default_factory=FrontLimits)
 
 
+class BuildsBatches(Protocol):
+    """`core.batching.BatchBuilder`, or what stands before it."""
+
+    def build(self, output: SchedulerOutput) -> ModelBatch: ...
+
+
 @dataclass(frozen=True, slots=True)
 class EnginePipeline:
     """Stages 4 to 7 and 9, which live in the engine process. The sampler runs inside the executor, where the model is.
@@ -148,7 +154,7 @@ class EnginePipeline:
     scheduler: GuardedScheduler
     prefill: GuardedPrefill
     decode: GuardedDecode
-    batch_builder: BatchBuilder
+    batch_builder: BuildsBatches
     executor: Executor
     completion: GuardedCompletion
     cache: GuardedCache

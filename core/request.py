@@ -267,7 +267,8 @@ class Request:
     @property
     def num_known_tokens(self) -> int:
         """What the scheduler lets `num_computed_tokens` catch up with: known ids, ids in flight, and drafts."""
-        return self.num_tokens + self.num_pending_tokens + len(self.draft_token_ids)
+        known = len(self.prompt_token_ids) + len(self.output_token_ids)  # asked for several times per chunk of a prompt
+        return known + self.num_pending_tokens + len(self.draft_token_ids)
 
     @property
     def is_finished(self) -> bool:

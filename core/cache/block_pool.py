@@ -56,11 +56,6 @@ class BlockPool:
         """Blocks that nobody holds and whose content can still be found."""
         return len(self._evictable) + len(self._pinned)
 
-    @property
-    def num_pinned(self) -> int:
-        """Of these, blocks that are evicted last."""
-        return len(self._pinned)
-
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from core.errors import ConfigError
 from core.request import Request
@@ -33,6 +33,15 @@ class CacheSettings(BaseModel):
     )
     num_swap_blocks: int | None = Field(default=None, ge=0, description="overrides `swap_memory`")
     swap_checksums: bool = Field(default=False, description="compare the KV that comes back with what went out; slow")
+
+    @model_validator(mode="after")
+    def _swap_keys_go_together(self) -> Self:
+        if self.swap_checksums and not self.swaps:
+            raise ValueError(
+                "cache.swap_checksums compares KV that was in host memory, and there is none; set cache.swap_memory (4GiB) or "
+                "cache.num_swap_blocks, or cache.swap_checksums=false"
+            )
+        return self
 
     @property
     def swaps(self) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from core.cache.block_pool import BlockPool
-from core.cache.kv_cache import CacheContext, CacheSettings
+from core.cache.kv_cache import CacheContext, CacheSettings, KVCopy
 from core.cache.prefix import ROOT_HASH, PrefixNode, block_hash, chain_of, first_block_keys
-from core.cache.swap import KVCopy, Swapped, SwapSpace
+from core.cache.swap import Swapped, SwapSpace
 from core.cache.window_groups import WindowGroups
 from core.request import Request
 
@@ -43,6 +44,15 @@ class PagedCache:
             default=None, ge=1, description="hits after which a prefix is evicted after all others; null: plain LRU"
         )
         max_pinned_fraction: float = Field(default=0.25, gt=0, le=1, description="of all blocks, kept so at most")
+
+        @model_validator(mode="after")
+        def _pin_keys_go_together(self) -> Self:
+            if self.pin_hits is None and "max_pinned_fraction" in self.model_fields_set:
+                raise ValueError(
+                    "cache.max_pinned_fraction bounds what cache.pin_hits keeps, and that is not set; set cache.pin_hits (2), "
+                    "or leave out cache.max_pinned_fraction"
+                )
+            return self
 
     hash_block = staticmethod(block_hash)
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from core.cache.block_pool import BlockPool
-from core.cache.kv_cache import Direction
-from core.cache.kv_cache import KVCopy as KVCopy
+from core.cache.kv_cache import Direction, KVCopy
 from core.cache.prefix import PrefixNode
 
 

@@ -6,10 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import platform
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from tqdm import tqdm
@@ -18,10 +16,10 @@ from core.commands.explain import is_default, rows
 from core.commands.request_arguments import split
 from core.config.keys import validated
 from core.lab.bench import StepLog, measure
+from core.lab.machine import machine
 from core.lab.workloads import FixedLengths
 from core.progress import ProgressBars
 from core.session import Session, log_to_stderr, open_session, start_front
-from core.version import nonet_version
 
 IDENTITY = ("stage", "name", "wheel", "version")
 
@@ -82,12 +80,3 @@ def pipeline(session: Session) -> list[dict[str, Any]]:
 
 def _set(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: found["value"] for key, found in row["settings"].items() if not is_default(found["origin"])}
-
-
-def machine() -> dict[str, str]:
-    return {
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "nonet": nonet_version(),
-        "torch": version("torch"),
-    }

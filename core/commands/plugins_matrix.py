@@ -1,6 +1,7 @@
 """`plugins matrix`: which components work together, by the same check that refuses a config. Imports no torch.
 
-A pair is checked with the default config for the other groups. `tests/e2e/test_matrix.py` runs every pair of built-ins that
+A pair is checked with the default config for the other groups; where one of the two requires a word that a default does not
+provide, with the first component that does. `tests/e2e/test_matrix.py` runs every pair of built-ins that
 is said to work.
 """
 
@@ -58,8 +59,19 @@ class Surroundings:
     def cell(self, first: Party, second: Party) -> Cell:
         groups = {party.group for party in (first, second)} - set(CHAINS)
         others = [party for party in self.parties if party.group not in groups and party not in (first, second)]
-        found = clashes([*others, first, second], self.facts, self.alternatives)
+        wanted = (*first.requires, *second.requires)
+        found = clashes(
+            [*(self._suited(party, wanted) for party in others), first, second], self.facts, self.alternatives
+        )
         return Cell(first, second, "; ".join(clash.reason for clash in found))
+
+    def _suited(self, party: Party, wanted: Sequence[str]) -> Party:
+        """`party`, or the first of its group that provides what is wanted of that and this one lacks."""
+        words = {word for group, _, word in (one.partition(".") for one in wanted) if group == party.group}
+        if party.group in CHAINS or words <= party.provides:
+            return party
+        able = (other for other in self.alternatives if other.group == party.group and words <= other.provides)
+        return next(able, party)
 
 
 def run(arguments: Sequence[str]) -> int:

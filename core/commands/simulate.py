@@ -15,9 +15,10 @@ from core.commands.request_arguments import split
 from core.config.keys import fields_of, validated
 from core.config.overrides import ROOTS
 from core.errors import ConfigError, near_matches
+from core.process import collect_rarely
 from core.session import log_to_stderr
 from core.simulation.build import SimulationSettings, open_simulation
-from core.simulation.files import write_text
+from core.simulation.files import check_writable, write_text
 from core.simulation.load import at_load
 from core.simulation.loop import simulate
 from core.simulation.report import ReportSettings, report, text
@@ -45,9 +46,11 @@ def _simulate(arguments: Sequence[str]) -> int:
     check_keys(parts.request, (TrafficSettings, SimulationSettings, ReportSettings, OutputSettings))
     asked, settings = chosen(TrafficSettings, parts.request), chosen(SimulationSettings, parts.request)
     reported, written = chosen(ReportSettings, parts.request), chosen(OutputSettings, parts.request)
+    check_writable("output", written.output)
     offered = at_load(asked, parts.overrides, settings)
     traffic = open_traffic(offered)
     simulation = open_simulation(parts.overrides, settings, traffic.shares_content)
+    collect_rarely()
     with tqdm(total=offered.num_requests, desc="requests", file=sys.stderr, disable=None) as bar:
         result = simulate(simulation, traffic, lambda ended: bar.update(ended - bar.n))
     figures = report(result, reported)
@@ -76,21 +79,46 @@ def chosen(model: type[S], values: Mapping[str, Any]) -> S:
 
 
 def _fit(arguments: Sequence[str]) -> int:
-    from core.simulation.fit import run as run_fit
+    from core.simulation.fit import FitSettings, fit, text
 
-    return run_fit(arguments)
+    parts = split(arguments)
+    settings = validated(FitSettings, parts.request, "fit")
+    check_writable("output", settings.output)
+    cost = fit(parts.overrides, settings)
+    print(text(cost))
+    write_text("output", settings.output, cost.model_dump_json(indent=2))
+    return 0
 
 
 def _compare(arguments: Sequence[str]) -> int:
-    from core.simulation.compare import run as run_compare
+    """Exit code 1 where the simulator is too far off."""
+    from core.simulation.compare import CompareSettings, compare, error, text
 
-    return run_compare(arguments)
+    parts = split(arguments)
+    settings = validated(CompareSettings, parts.request, "compare")
+    check_writable("output", settings.output)
+    found = compare(parts.overrides, settings)
+    print(text(found))
+    if settings.output:
+        write_text("output", settings.output, json.dumps(found, indent=2))
+    return int(error(found) > settings.max_error)
 
 
 def _table(arguments: Sequence[str]) -> int:
-    from core.simulation.table import run as run_table
+    """Exit code 1 where a policy failed."""
+    from core.simulation.table import TableSettings, make_table, write_files
+    from core.simulation.table_text import as_text
 
-    return run_table(arguments)
+    parts = split(arguments)
+    if parts.overrides:
+        raise ConfigError(
+            f"{parts.overrides[0]!r}: a table has its own machine and policies; write policies=fcfs,srtf or scenarios=code"
+        )
+    settings = validated(TableSettings, parts.request, "table")
+    table = make_table(settings)
+    print(as_text(table))
+    write_files(table, settings)
+    return int(any(row.problem for row in table.rows))
 
 
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {"fit": _fit, "compare": _compare, "table": _table}

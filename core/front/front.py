@@ -28,7 +28,7 @@ from core.pipeline import FrontPipeline
 from core.progress import Progress
 from core.request import FinishReason
 from core.stages.detokenizer import TextDelta
-from core.stages.frontend import Deltas, GenerateRequest, Health, Load
+from core.stages.frontend import MAX_RETRY_AFTER_S, Deltas, GenerateRequest, Health, Load
 from core.stages.renderer import Prompt, RenderedPrompt, Renderer
 from core.stages.tool_parser import ToolParser
 
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from core.observers import Observers
 
 log = logging.getLogger("nonet.front")
-
-MAX_RETRY_AFTER_S = 60.0  # that a client is told whose request expired
 
 
 class Front:
@@ -261,8 +259,9 @@ class Front:
             return
         call = choice.call
         waited = self._clock() - call.arrival
+        latest = min((one.deadline for one in call.sequences if one.deadline is not None), default=call.arrival)
         error = OverloadedError(
-            f"the request was not scheduled within the {waited:.1f} s that it may wait; try again later",
+            f"the request may wait for {latest - call.arrival:.3g} s, and was not scheduled in {waited:.1f} s; try again later",
             retry_after=min(max(self.load().queueing_s, 1.0), MAX_RETRY_AFTER_S),
         )
         self._abort_open(call)

@@ -78,6 +78,7 @@ class Intake:
             await self._in_thread(partial(guard.call, fields.check_extra, name, values), guard)
 
     def _rendered(self, request: GenerateRequest) -> tuple[RenderedPrompt, SamplingParams]:
+        self._pipeline.request_fields.check_priority(request.priority)
         self._pipeline.request_fields.check(request.params)
         self._pipeline.request_fields.check_running(request.params, self._incidents.latest())
         rendered = self._render(request.prompt)

@@ -1,4 +1,4 @@
-"""What a request may ask of the selected sampler and logits processors: nothing is silently ignored. Imports no torch."""
+"""What a request may ask of scheduler, sampler and logits processors: nothing is silently ignored. Imports no torch."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ MAX_PARAMS_BYTES = 1 << 16  # of one request for one processor, as they are sent
 RUNS_PROCESSORS = "logits_processors"
 """The word that a sampler which runs `SamplerContext.processors` provides."""
 
+PRIORITY = "priority"
+"""The word of a scheduler that looks at it."""
+BEFORE_PRIORITY = ("1.0", "1.1")
+"""Plugin APIs that do not have the word."""
+
 
 def params_class(provided: Provided) -> type[BaseModel] | None:
     """The pydantic model of a request's own parameters, where the component names one. Raises PluginError."""
@@ -40,6 +45,8 @@ class RequestFields:
     """The check of one request at the edge, before it is rendered (`core.pipeline.FrontPipeline.request_fields`)."""
 
     def __init__(self, description: PipelineDescription, plugins: Plugins):
+        self._scheduler = description.part("scheduler").provided
+        self._schedulers = plugins.components("scheduler")
         self._sampler = description.part("sampler").provided
         self._samplers = plugins.components("sampler")
         self._installed = plugins.components(GROUP)
@@ -54,6 +61,16 @@ class RequestFields:
             supported.update(*(provided.component.provides for provided in self._selected.values()))
         for field in unsupported_fields(params, supported):
             raise self._unsupported(field)
+
+    def check_priority(self, priority: int) -> None:
+        """Raises RequestError naming the schedulers that would look at it."""
+        if not priority or PRIORITY in self._scheduler.component.provides:
+            return
+        if self._scheduler.plugin.api in BEFORE_PRIORITY:
+            return
+        raise _unsupported(
+            PRIORITY, self._scheduler, [f"scheduler={name}" for name in _able(self._schedulers, PRIORITY)]
+        )
 
     def processor(self, name: str) -> ComponentName:
         """Whose parameters a request sends. Raises RequestError where no selected processor is called so."""
@@ -103,9 +120,7 @@ class RequestFields:
         elif processors:
             adding = "" if self._selected.keys() & set(processors) else f" {_adding(processors[0])}"
             options += [f"sampler={name}{adding}" for name in _able(self._samplers, RUNS_PROCESSORS)]
-        hint = f"; serve with {' or '.join(options)} for it" if options else ""
-        who = f"sampler={self._sampler.component.name}"
-        return RequestError(f"{field} is not supported by {who}{hint}", param=field, code="unsupported")
+        return _unsupported(field, self._sampler, options)
 
     def _not_selected(self, name: str, path: str) -> RequestError:
         installed = [provided.component.name for provided in self._installed]
@@ -114,6 +129,12 @@ class RequestFields:
             return RequestError(message, param=path, code="unsupported")
         message = f"{path}: there is no such logits processor{near_matches(_printable(name), installed)}"
         return RequestError(message, param=path, code="unknown_field")
+
+
+def _unsupported(field: str, by: Provided, options: Sequence[str]) -> RequestError:
+    hint = f"; serve with {' or '.join(options)} for it" if options else ""
+    message = f"{field} is not supported by {by.group}={by.component.name}{hint}"
+    return RequestError(message, param=field, code="unsupported")
 
 
 def _adding(name: str) -> str:

@@ -12,8 +12,7 @@ from functools import partial
 from typing import NoReturn, ParamSpec, TypeVar
 
 from core.batch import ScheduledRequest, Verdict
-from core.cache.kv_cache import KVCache
-from core.cache.swap import KVCopy
+from core.cache.kv_cache import KVCache, KVCopy
 from core.errors import shown
 from core.isolation.faults import Faults, StageError
 from core.isolation.stages import Before

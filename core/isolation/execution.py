@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from core.batch import ModelBatch, SamplerOutput, ScheduledRequest, SchedulerOutput, TokenLogprobs
-from core.cache.swap import KVCopy
+from core.cache.kv_cache import KVCopy
 from core.errors import Terminated, described, shown, told
 from core.isolation.faults import Faults, SpoiltKVError, StageError, SwapError, is_told
 from core.model.interface import Executor, StepResult
@@ -19,6 +20,14 @@ log = logging.getLogger("nonet.engine")
 MAX_LOST_STEPS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class SwappedBlocks:
+    """KV blocks that were copied to host memory, and back to the device."""
+
+    out: int = 0
+    back: int = 0
+
+
 class Execution:
     """An executor whose steps never raise for one request's sake."""
 
@@ -28,7 +37,7 @@ class Execution:
         self._faults = faults
         self._num_failed = 0  # steps of several requests
         self._lost_steps = 0  # in a row, in which every one of several requests failed
-        self.num_swapped_out_blocks = self.num_swapped_in_blocks = 0  # in this step
+        self._swapped = SwappedBlocks()
 
     def run(
         self, plan: SchedulerOutput, batch: ModelBatch, build: Callable[[SchedulerOutput], ModelBatch]
@@ -47,8 +56,6 @@ class Execution:
 
     def swap(self, copies: Sequence[KVCopy]) -> None:
         """Copies of KV between device and host memory, before the step's forward pass. Raises SwapError."""
-        self.num_swapped_out_blocks = sum(len(copy.host_blocks) for copy in copies if copy.direction == "out")
-        self.num_swapped_in_blocks = sum(len(copy.host_blocks) for copy in copies if copy.direction == "in")
         if not copies:
             return
         try:
@@ -56,6 +63,16 @@ class Execution:
         except StageError as error:
             self._faults.num_swap_failures += 1
             raise SwapError(error.group, f"swap failed: {error.reason}") from error.__cause__
+        sizes = {
+            direction: sum(len(c.host_blocks) for c in copies if c.direction == direction)
+            for direction in ("out", "in")
+        }
+        self._swapped = SwappedBlocks(out=sizes["out"], back=sizes["in"])
+
+    def take_swapped(self) -> SwappedBlocks:
+        """What has been copied since this was asked last."""
+        swapped, self._swapped = self._swapped, SwappedBlocks()
+        return swapped
 
     def forget(self, request_ids: Sequence[str]) -> None:
         try:

@@ -7,7 +7,7 @@ the engine makes new ones (`core.isolation.recovery`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NoReturn, ParamSpec, TypeVar
 
@@ -17,6 +17,7 @@ from core.isolation.cache import NO_BLOCKS, GuardedCache, Holding
 from core.isolation.faults import Faults, StageError
 from core.isolation.stages import CHANGED, PAST_THE_END
 from core.request import STATUS_OF_REASON, FinishReason, Request, RequestStatus, SamplingParams
+from core.scheduling.expiry import Expiry
 from core.stages.scheduler import Counts, Scheduler, SchedulerSettings
 
 NO_NUMBERS = "it put something else than numbers where counts and times belong"
@@ -72,6 +73,7 @@ class GuardedScheduler:
         self._faults = faults
         self._num_plans = 0
         self._planned: list[Live] = []  # by the plan in hand
+        self._expiry = Expiry(self._find)
         self.live: dict[str, Live] = {}
         self._counts: Counts | None = None  # after `update`, until something changes
 
@@ -80,6 +82,7 @@ class GuardedScheduler:
             return  # a message that came twice
         self._counts, request.block_table, request.group_tables = None, NO_BLOCKS, ()
         self.live[request.request_id] = Live.of(request, self._max_model_len)
+        self._expiry.add(request)
         self._call(request.request_id, self._scheduler.add, request)
 
     def schedule(self) -> SchedulerOutput:
@@ -95,7 +98,18 @@ class GuardedScheduler:
         self._check_ended(plan.refused)
         self._remove(plan.refused)
         self._cache.slide_all(plan.scheduled)
-        return plan
+        return self._without_expired(plan) if self._expiry else plan
+
+    def _without_expired(self, plan: SchedulerOutput) -> SchedulerOutput:
+        """Deadlines hold also with a scheduler that knows nothing of them (plugin API 1.1)."""
+        late = [
+            request.request_id
+            for request in self._expiry.pop_due(self._faults.clock())
+            if self.live[request.request_id].planned != self._num_plans
+        ]
+        if not late:
+            return plan
+        return replace(plan, refused=(*plan.refused, *self.finish(late, FinishReason.EXPIRED)))
 
     def update(self, output: SchedulerOutput, verdicts: Mapping[str, Verdict]) -> list[Request]:
         """What the verdicts kept is in the table afterwards in any case, also when this raises."""
@@ -274,6 +288,10 @@ class GuardedScheduler:
                 self._faults.note("scheduler", "it left blocks to a request that has ended")
                 self._cache.free(request, discard=request.finish_reason is FinishReason.ERROR)
         return list(ended)
+
+    def _find(self, request_id: str) -> Request | None:
+        live = self.live.get(request_id)
+        return None if live is None else live.request
 
     def _is_live(self, request: Request) -> bool:
         live = self.live.get(request.request_id)

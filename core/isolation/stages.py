@@ -87,20 +87,27 @@ class GuardedPrefill:
         self.num_zeros += not asked
         return asked
 
-    def step_finished(self, plan: SchedulerOutput, num_prefill_tokens: int, seconds: float) -> None:
+    def step_finished(self, plan: SchedulerOutput, seconds: float) -> None:
         """Tells it of a step, if it wants to know. What it does wrong then fails no request."""
         if not self._watches:
             return
-        chunks = (
-            [(part.start, part.num_tokens - part.num_drafts) for part in plan.scheduled] if num_prefill_tokens else []
-        )
-        num_decodes = plan.num_scheduled_tokens - num_prefill_tokens
-        num_attended = sum(attended(start, count) for start, count in chunks if count > 1)
-        step = StepTime(num_prefill_tokens, num_decodes, seconds, num_attended)
         try:
-            self._faults.call("prefill", None, cast(StepWatcher, self._prefill).step_finished, step)
+            self._faults.call("prefill", None, cast(StepWatcher, self._prefill).step_finished, step_time(plan, seconds))
         except StageError as error:
             self._faults.note("prefill", error.reason, error)
+
+
+def step_time(plan: SchedulerOutput, seconds: float) -> StepTime:
+    """A part is a decode where it holds one token past the prompt, and drafts. All else is prefill: also output that a
+    preempted request computes again."""
+    chunks = [
+        (part.start, part.num_tokens)
+        for part in plan.scheduled
+        if part.num_tokens - part.num_drafts != 1 or part.start < len(part.request.prompt_token_ids)
+    ]
+    num_prefill_tokens = sum(num_tokens for _, num_tokens in chunks)
+    num_attended = sum(attended(start, num_tokens) for start, num_tokens in chunks)
+    return StepTime(num_prefill_tokens, plan.num_scheduled_tokens - num_prefill_tokens, seconds, num_attended)
 
 
 def _flaw_of_count(count: object, most: int) -> str:

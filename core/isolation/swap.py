@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from core.cache.kv_cache import KVCache
-from core.cache.swap import KVCopy
+from core.cache.kv_cache import KVCache, KVCopy
 from core.errors import shown
 
 SWAP_METHODS = ("swap_out", "num_swapped_tokens", "swap_in", "take_copies")

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from core.front.front import Front
 from core.lab.workloads import FixedLengths, WorkItem, fixed_lengths
 from core.outputs import StepStats, Timings
 from core.request import SamplingParams
+from core.simulation.metrics import summary
 from core.stages.frontend import GenerateRequest
 from core.stages.renderer import TokenPrompt
 
@@ -56,9 +59,9 @@ async def measure(
         "wall_s": wall,
         "output_tokens_per_s": settings.num_requests * settings.output_len / wall,
         "total_tokens_per_s": settings.num_requests * (settings.input_len + settings.output_len) / wall,
-        "ttft_s": summary([t.ttft for t in timings]),
-        "tpot_s": summary([t.tpot for t in timings]),
-        "e2e_s": summary([t.e2e for t in timings]),
+        "ttft_s": measured([t.ttft for t in timings]),
+        "tpot_s": measured([t.tpot for t in timings]),
+        "e2e_s": measured([t.e2e for t in timings]),
         "steps": step_report(log.steps),
     }
 
@@ -89,23 +92,6 @@ def step_report(steps: Sequence[StepStats]) -> dict[str, Any]:
     }
 
 
-def summary(values: Sequence[float | None]) -> dict[str, float]:
-    """mean, p50, p90, p99 and max of what was measured (a request of one token has no TPOT)."""
-    found = sorted(value for value in values if value is not None)
-    if not found:
-        return {}
-    return {
-        "mean": fmean(found),
-        "p50": quantile(found, 0.5),
-        "p90": quantile(found, 0.9),
-        "p99": quantile(found, 0.99),
-        "max": found[-1],
-    }
-
-
-def quantile(ordered: Sequence[float], q: float) -> float:
-    """Linear interpolation between the two nearest ranks of an ordered, non-empty sequence."""
-    position = q * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+def measured(values: Sequence[float | None]) -> dict[str, float]:
+    """Summary of what was measured: a request of one token has no TPOT."""
+    return summary(np.array([value for value in values if value is not None], np.float64))

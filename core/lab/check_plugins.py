@@ -11,26 +11,16 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from core.errors import near_matches
 from core.lab.bad_plugins import ROOT, Caught, check_seeds, seeds
+from core.lab.pieces import Outcome, main
 from core.lab.quiet import quiet
 
 BUILTINS_TIMEOUT_S = 1800.0
 MAX_GROWTH = 0.05  # of the framework's own time per step, by five observers and three logits processors
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a piece found, in a few words with figures."""
-
-    good: bool
-    figures: str
 
 
 def bad_plugins() -> Outcome:
@@ -106,21 +96,5 @@ PIECES: Mapping[str, Callable[[], Outcome]] = {
 }
 
 
-def main(arguments: Sequence[str], pieces: Mapping[str, Callable[[], Outcome]] = PIECES, about: str = "plugins") -> int:
-    unknown = [name for name in arguments if name not in pieces]
-    if unknown:
-        print(f"no piece is called {unknown[0]!r}{near_matches(unknown[0], pieces)}", file=sys.stderr)
-        return 2
-    started = time.monotonic()
-    outcomes = []
-    for name in arguments or pieces:
-        print(f"--- {name}: {(pieces[name].__doc__ or '').strip()}", flush=True)
-        outcomes.append(pieces[name]())
-    good = all(outcome.good for outcome in outcomes)
-    figures = "; ".join(outcome.figures if outcome.good else f"FAILED: {outcome.figures}" for outcome in outcomes)
-    print(f"{about} {'ok' if good else 'FAILED'} in {time.monotonic() - started:.0f} s: {figures}")
-    return int(not good)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main(sys.argv[1:], PIECES, "plugins"))

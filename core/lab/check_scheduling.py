@@ -7,17 +7,17 @@ anyone, and no figure that so few requests cannot show.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Literal
 
-from core.lab.check_plugins import Outcome, main
-from core.simulation.scenarios import BASELINE, CODE, CONVERSATION, FLOOD, OVERLOAD, SHORT_UNDER_LONG
+from core.lab.pieces import Outcome, main
+from core.process import collect_rarely
+from core.simulation.scenarios import BASELINE, CODE, CONVERSATION, FLOOD, LOADS, OVERLOAD, SHORT_UNDER_LONG
 from core.simulation.table import TableSettings, make_table
 from core.simulation.table_rows import Table
 from core.simulation.table_text import as_text
@@ -28,8 +28,10 @@ TABLE_SIZES: Mapping[Size, Literal["tiny", "full"]] = {"quick": "tiny", "full": 
 HIGH_LOAD = 1.5
 MIN_KEPT = 0.9  # of the goodput at 1.0x load, at 1.5x
 MIN_JAIN = 0.95  # of `fair` where one of eight tenants floods
+PAGED = (BASELINE, "static")  # rows whose KV waste is compared
 MAX_KV_WASTE = 0.04  # of `fcfs` on conversations, in blocks of 16
 MAX_MS = {256: 0.5, 2000: 2.0}  # of a scheduling step, by requests that run
+MAX_BUILD_MS = {2000: 4.0}  # of building its batch
 MIN_R_SQUARED = 0.98  # of a straight line through the costs
 MAX_ERROR = 0.15  # of the simulator's mean TTFT and throughput
 NUM_COMPARED: Mapping[Size, int] = {"quick": 20, "full": 200}
@@ -39,9 +41,27 @@ MILLION = ("scheduler=fcfs", "admission=open", "scheduler.max_num_running_reqs=2
 MILLION_RATE = 5.0  # requests per second
 
 
-def policies(size: Size) -> Outcome:
+class Bench:
+    """How much is done, and the policy table: made once where several of the chosen pieces read it."""
+
+    def __init__(self, size: Size, makes_whole_table: bool = False):
+        self.size = size
+        self._makes_whole = makes_whole_table
+
+    def table(self, policies: str = "", scenarios: str = "") -> Table:
+        """With these rows and blocks at least; the whole one where it is made anyway."""
+        if self._makes_whole or not (policies or scenarios):
+            return self._whole_table
+        return make_table(TableSettings(size=TABLE_SIZES[self.size], policies=policies, scenarios=scenarios))
+
+    @cached_property
+    def _whole_table(self) -> Table:
+        return make_table(TableSettings(size=TABLE_SIZES[self.size]))
+
+
+def policies(bench: Bench) -> Outcome:
     """Every policy on the same traffic: what each of them is for shows."""
-    table = make_table(TableSettings(size=TABLE_SIZES[size]))
+    table, size = bench.table(), bench.size
     print(as_text(table), flush=True)
     if failed := [row for row in table.rows if row.problem]:
         return Outcome(
@@ -90,61 +110,61 @@ def _load_aware(table: Table, size: Size) -> Outcome:
     return Outcome(high >= MIN_KEPT * low or size == "quick", f"load_aware keeps {high / low:.0%} of its goodput")
 
 
-def kv_waste(size: Size) -> Outcome:
+def kv_waste(bench: Bench) -> Outcome:
     """KV slots that are allocated and hold nothing, in blocks of 16 on conversations: paging, and the static baseline."""
-    settings = TableSettings(size=TABLE_SIZES[size], policies="static", scenarios="conversation")
-    table = make_table(settings)
-    rows = {(row.contender.name, row.load): row.mean("kv_waste") for row in table.rows}
-    for load in CONVERSATION.loads:
+    table = bench.table("static", CONVERSATION.name)
+    rows = {(name, load): table.row(CONVERSATION.name, load, name).mean("kv_waste") for name in PAGED for load in LOADS}
+    for load in LOADS:
         print(f"{load:g}x load   fcfs {rows[BASELINE, load]:6.2%}   static {rows['static', load]:6.2%}")
-    worst, static = (max(rows[name, load] for load in CONVERSATION.loads) for name in (BASELINE, "static"))
-    good = static > worst and (worst < MAX_KV_WASTE or size == "quick")
+    worst, static = (max(rows[name, load] for load in LOADS) for name in PAGED)
+    good = static > worst and (worst < MAX_KV_WASTE or bench.size == "quick")
     return Outcome(good, f"KV waste {worst:.2%} (static {static:.2%})")
 
 
-def cost(size: Size) -> Outcome:
-    """What a step costs the scheduler, and that it grows in a straight line."""
+def cost(bench: Bench) -> Outcome:
+    """What a step costs the scheduler, that it grows in a straight line, and what its batch costs."""
     from core.lab.scheduling_cost import measure, report
 
     costs, growth = measure()
     print(report(costs, growth))
-    found = {one.num_running: one.scheduling_ms for one in costs}
-    good = growth.r_squared >= MIN_R_SQUARED and all(found[number] <= most for number, most in MAX_MS.items())
-    good = good or size == "quick"
-    figures = ", ".join(f"{found[number]:.2f} ms at {number:,} running" for number in MAX_MS)
-    return Outcome(good, f"scheduling {figures}, R² {growth.r_squared:.3f}")
+    found = {one.num_running: one for one in costs}
+    good = growth.r_squared >= MIN_R_SQUARED
+    good = good and all(found[number].scheduling_ms <= most for number, most in MAX_MS.items())
+    good = good and all(found[number].build_ms <= most for number, most in MAX_BUILD_MS.items())
+    figures = [f"{found[number].scheduling_ms:.2f} ms at {number:,} running" for number in MAX_MS]
+    figures += [f"batch building {found[number].build_ms:.2f} ms at {number:,}" for number in MAX_BUILD_MS]
+    return Outcome(good or bench.size == "quick", f"scheduling {', '.join(figures)}, R² {growth.r_squared:.3f}")
 
 
-def simulator(size: Size) -> Outcome:
+def simulator(bench: Bench) -> Outcome:
     """The same requests through the real engine on this machine and through the simulator."""
-    from core.simulation.compare import run as compare
+    from core.simulation.compare import CompareSettings, compare, error, text
 
+    num = NUM_COMPARED[bench.size]
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "compared.json"
-        compare([f"output={output}", f"num_requests={NUM_COMPARED[size]}", *_compared_model(size, Path(folder))])
-        errors: Mapping[str, float] = json.loads(output.read_text(encoding="utf-8"))["errors"]
-    ttft, throughput = errors["mean_ttft_s"], errors["output_tokens_per_s"]
-    good = size == "quick" or max(abs(ttft), abs(throughput)) <= MAX_ERROR
+        if bench.size == "full":
+            found = compare(["+preset=chat"], CompareSettings(num_requests=num))
+        else:
+            from core.testing.tiny_models import make_tiny_model
+
+            source = f"model.source={make_tiny_model(Path(folder) / 'tiny')}"
+            found = compare([source], CompareSettings(num_requests=num, fit_seconds=5))
+    print(text(found))
+    ttft, throughput = found["errors"]["mean_ttft_s"], found["errors"]["output_tokens_per_s"]
+    good = bench.size == "quick" or error(found) <= MAX_ERROR
     return Outcome(good, f"simulator off by {ttft:+.1%} in mean TTFT and {throughput:+.1%} in throughput")
 
 
-def _compared_model(size: Size, folder: Path) -> list[str]:
-    if size == "full":
-        return ["+preset=chat"]
-    from core.testing.tiny_models import make_tiny_model
-
-    return [f"model.source={make_tiny_model(folder / 'tiny')}", "fit_seconds=5"]
-
-
-def million(size: Size) -> Outcome:
+def million(bench: Bench) -> Outcome:
     """How long a million requests take to simulate, on one core."""
     from core.simulation.build import SimulationSettings, open_simulation
     from core.simulation.loop import simulate
     from core.simulation.traffic import TrafficSettings, open_traffic
 
-    num = NUM_SIMULATED[size]
+    num = NUM_SIMULATED[bench.size]
     traffic = open_traffic(TrafficSettings(workload="conversation", num_requests=num, rate=MILLION_RATE))
     simulation = open_simulation(MILLION, SimulationSettings(stride=256), traffic.shares_content)
+    collect_rarely()
     before, started = time.process_time(), time.perf_counter()
     result = simulate(simulation, traffic)
     seconds, wall = time.process_time() - before, time.perf_counter() - started
@@ -153,30 +173,28 @@ def million(size: Size) -> Outcome:
         f"{result.simulated_s:,.0f} s simulated in {wall:.1f} s, {seconds:.1f} s of one core"
     )
     whole = int(result.outcomes.served.sum()) == num
-    good = whole and (seconds <= MAX_SIMULATION_S or size == "quick")
+    good = whole and (seconds <= MAX_SIMULATION_S or bench.size == "quick")
     return Outcome(good, f"{num:,} requests simulated in {seconds:.0f} s")
 
 
-PIECES: Mapping[str, Callable[[Size], Outcome]] = {
+PIECES: Mapping[str, Callable[[Bench], Outcome]] = {
     piece.__name__: piece for piece in (cost, kv_waste, policies, simulator, million)
 }
 
 
-def of_size(size: Size) -> dict[str, Callable[[], Outcome]]:
-    return {name: _sized(piece, size) for name, piece in PIECES.items()}
-
-
-def _sized(piece: Callable[[Size], Outcome], size: Size) -> Callable[[], Outcome]:
+def _with(piece: Callable[[Bench], Outcome], bench: Bench) -> Callable[[], Outcome]:
     @wraps(piece)
     def run() -> Outcome:
-        return piece(size)
+        return piece(bench)
 
     return run
 
 
 def run(arguments: Sequence[str]) -> int:
     names = [word for word in arguments if word != "--quick"]
-    return main(names, of_size("quick" if len(names) < len(arguments) else "full"), "scheduling")
+    size: Size = "quick" if len(names) < len(arguments) else "full"
+    bench = Bench(size, makes_whole_table=not names or policies.__name__ in names)
+    return main(names, {name: _with(piece, bench) for name, piece in PIECES.items()}, "scheduling")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from core.outputs import PluginIncident
 if TYPE_CHECKING:
     import torch
 
-    from core.cache.swap import KVCopy
+    from core.cache.kv_cache import KVCopy
     from core.model.spec import ModelSpec
     from core.progress import Progress
     from core.stages.sampler import Sampler

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from core.batch import ModelBatch, SamplerOutput
-from core.cache.swap import KVCopy
+from core.cache.kv_cache import KVCopy
 from core.errors import PluginError
 from core.isolation.model import BatchSeal, blame_model, check_logits, check_sampled, without_numbers
 from core.model.interface import ExecutorContext, StepResult

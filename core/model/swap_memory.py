@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from core.cache.swap import KVCopy
+from core.cache.kv_cache import KVCopy
 from core.errors import ConfigError
 
 MAX_STAGED = 64  # blocks gathered on the device at a time

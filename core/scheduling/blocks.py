@@ -36,18 +36,23 @@ class BlockBudget:
             return self._cache.num_missing(request, num_positions)
         return self.num_needed(num_positions) - len(request.block_table) - self._cache.num_free_blocks
 
-    def choose(self, victims: Iterable[Request], num_blocks: int, num_slots: int) -> list[Request]:
+    def choose(self, victims: Iterable[Request], num_blocks: int, num_slots: int, num_each: int = 0) -> list[Request]:
         """The first victims that together free so many blocks and slots; none at all when all of them do not.
 
-        A victim whose blocks others hold too frees nothing and is passed over.
+        A victim whose blocks others hold too frees nothing and is passed over. `num_each`: blocks that are needed less for each
+        victim. Linear in what victims hold: each is asked about alone, and together only where they share too much for that.
         """
         chosen: list[Request] = []
+        passed: list[Request] = []
         freed = 0
         for victim in victims:
             if freed >= num_blocks and len(chosen) >= num_slots:
                 break
-            freed_with = self._cache.num_freed_by([*chosen, victim])
-            if freed_with > freed or len(chosen) < num_slots:
-                chosen.append(victim)
-                freed = freed_with
-        return chosen if freed >= num_blocks and len(chosen) >= num_slots else []
+            own = self._cache.num_freed_by([victim])
+            (chosen if own or len(chosen) < num_slots else passed).append(victim)
+            freed += (own + num_each) if chosen and chosen[-1] is victim else 0
+        if freed >= num_blocks and len(chosen) >= num_slots:
+            return chosen
+        together = [*chosen, *passed]
+        enough = self._cache.num_freed_by(together) + num_each * len(together) >= num_blocks
+        return together if enough and len(together) >= num_slots and passed else []

@@ -61,7 +61,20 @@ class Blocked:
         return same and num_free_blocks <= self.num_free_blocks
 
 
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """Displacing all victims would not have made room for a waiting request. What they grow by only comes off what is free."""
+
+    request: Request
+    num_victims: int
+    num_free_blocks: int
+
+    def still(self, request: Request, num_victims: int, num_free_blocks: int) -> bool:
+        same = request is self.request and num_victims <= self.num_victims
+        return same and num_free_blocks <= self.num_free_blocks
+
+
 def in_prompt(request: Request) -> bool:
     """Still to be computed up to its last known token: a prompt, or a preempted request's prompt and output."""
-    computed = request.num_computed_tokens
-    return computed < len(request.prompt_token_ids) or computed < request.num_tokens - 1
+    computed, num_prompt = request.num_computed_tokens, len(request.prompt_token_ids)
+    return computed < num_prompt or computed < num_prompt + len(request.output_token_ids) - 1

@@ -39,6 +39,7 @@ class Policy:
     """
 
     head_of_line = True  # a waiting request that does not fit holds back those after it
+    displaces_alike = False  # True: `displaced_by` is the same for every head, and is asked for once per step
 
     def rank(self, request: Request) -> Any:
         """Where the request stands: anything that can be compared. Asked each time it joins a queue (waiting when it is added

@@ -38,4 +38,9 @@ class PreemptedKV:
     def _is_worth(self, request: Request) -> bool:
         if not self._swaps:
             return False
-        return self._cost is None or self._cost.is_worth(len(request.block_table), request.num_computed_tokens)
+        if self._cost is None:
+            return True
+        # What others hold too is not copied, and neither is it computed again: it is found where it is.
+        num_shared = max(len(request.block_table) - self._cache.num_freed_by([request]), 0)
+        num_tokens = max(request.num_computed_tokens - num_shared * self._cache.block_size, 0)
+        return self._cost.is_worth(-(-num_tokens // self._cache.block_size), num_tokens)

@@ -8,17 +8,18 @@ What a step costs here is a few attribute reads per plain decode: a request in a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from core.batch import ScheduledRequest, SchedulerOutput, Verdict
 from core.request import STATUS_OF_REASON, FinishReason, Request, RequestStatus
 from core.scheduling.blocks import BlockBudget
 from core.scheduling.expiry import Expiry
-from core.scheduling.plan import Entry, Plan, Trial, in_prompt
+from core.scheduling.plan import Entry, NoRoom, Plan, Trial, in_prompt
 from core.scheduling.policy import Policy, QueueSettings
 from core.scheduling.preempted_kv import PreemptedKV
 from core.scheduling.queues import Queues
-from core.scheduling.starts import Starts
+from core.scheduling.starts import MAX_PASSED, Starts
 from core.stages.scheduler import Counts, SchedulerContext
 
 RUNNING = RequestStatus.RUNNING  # an enum's attribute costs as much as a call
@@ -40,12 +41,13 @@ class QueueScheduler:
         self._displaces = type(policy).displaced_by is not Policy.displaced_by
         self._reorders = type(policy).running_order is not Policy.running_order
         self._queues = Queues(policy)
-        self._expiry = Expiry()
+        self._expiry = Expiry(self._queues.get)
         self._blocks = BlockBudget(context.cache)
         self._kv = PreemptedKV(context.cache, settings.preemption, context.swap_cost)
         self._starts = Starts(settings, context, policy, self._queues, self._kv, self._plan)
         self._step = 0
         self._last_preempting_step = 0
+        self._no_room: NoRoom | None = None
 
     def add(self, request: Request) -> None:
         if request.request_id not in self._queues:  # else a message that came twice; the first one lives
@@ -132,8 +134,11 @@ class QueueScheduler:
         if others and self._reorders:
             wanted = set(others)
             others = [request for request in self._policy.running_order(self._queues.running) if request in wanted]
-        prompts = [request for request in others if in_prompt(request)]
-        return plain, [request for request in others if not in_prompt(request)] if prompts else others, prompts
+        decodes: list[Request] = []
+        prompts: list[Request] = []
+        for request in others:
+            (prompts if in_prompt(request) else decodes).append(request)
+        return plain, decodes, prompts
 
     def _continue_plain(self, plain: Sequence[Entry], plan: Plan) -> None:
         """A token for each. They know all their tokens but the one that they sample, and have a block for it."""
@@ -200,20 +205,21 @@ class QueueScheduler:
         )
 
     def _plan(self, request: Request, num_tokens: int, plan: Plan) -> None:
-        start = request.num_computed_tokens
+        start, num_drafts = request.num_computed_tokens, len(request.draft_token_ids)
         samples = start + num_tokens == request.num_known_tokens
-        num_drafts = len(request.draft_token_ids)
         plan.parts.append(ScheduledRequest(request, start, num_tokens, num_drafts, samples))
         plan.planned_ids.add(request.request_id)
         plan.token_budget -= num_tokens
         request.num_computed_tokens = start + num_tokens
         if samples:
             request.num_pending_tokens += 1 + num_drafts
+            if num_tokens > 1:
+                self._starts.changed()  # nearly always the end of a prompt, behind which stage 5 may hold others back
             self._queues.entry(request).limit = 0 if num_drafts else self._limit(request)
 
     def _limit(self, request: Request) -> int:
         """The position below which decodes are plain: in a block that it has, and before the last token that it may have."""
-        last = min(request.num_prompt_tokens + request.params.max_tokens, self._max_model_len) - 1
+        last = min(len(request.prompt_token_ids) + request.params.max_tokens, self._max_model_len) - 1
         return min(len(request.block_table) * self._cache.block_size, last)
 
     # Blocks and preemption
@@ -257,27 +263,43 @@ class QueueScheduler:
 
     def _displace(self, plan: Plan) -> None:
         """Let waiting requests, in their order, push running ones out while the policy says so and they lack slot or blocks."""
-        while self._queues.waiting and self._queues.running:
-            head = next(iter(self._policy.waiting_order(self._queues.waiting)), None)
+        num_held_back, victims = 0, deque[Request]()
+        while self._queues.waiting and self._queues.running and num_held_back < MAX_PASSED:
+            head = self._starts.first(self._policy.waiting_order(self._queues.waiting))
             if head is None or head.num_pending_tokens or head in plan.preempted:
                 return
-            victims = self._policy.displaced_by(head, self._queues.running)
-            if not victims or not self._make_room(head, victims, plan):
+            if not victims or not self._policy.displaces_alike:
+                victims = deque(self._policy.displaced_by(head, self._queues.running))
+            while victims and (victims[0].status is not RUNNING or victims[0].request_id in plan.planned_ids):
+                victims.popleft()
+            if not victims or (self._no_room and self._no_room.still(head, len(victims), self._cache.num_free_blocks)):
                 return
-            plan.num_to_plan = sum(r.request_id not in plan.planned_ids for r in self._queues.running)
+            plan.num_to_plan = len(self._queues.running) - len(plan.planned_ids) - 1  # one of them gives way
+            missing = self._starts.num_missing(head, plan)
+            if missing is None and self._starts.holds_back(head):
+                num_held_back += 1
+                continue
+            if missing is None or not self._make_room(head, missing, victims, plan):
+                return
+            plan.num_to_plan = len(self._queues.running) - len(plan.planned_ids)
             self._starts.changed()  # there is room for it now
             if self._admit([head], plan) is not Trial.STARTED:
                 return
             plan.admits = True
 
-    def _make_room(self, head: Request, victims: Sequence[Request], plan: Plan) -> bool:
+    def _make_room(self, head: Request, missing: int, victims: Iterable[Request], plan: Plan) -> bool:
         """False, with nothing changed: all that `victims` could give would not do."""
-        missing = self._starts.num_missing(head)
         num_slots = max(len(self._queues.running) + 1 - self._max_running, 0)
         if missing <= 0 and not num_slots:
             return True
-        unplanned = (victim for victim in victims if victim.request_id not in plan.planned_ids)
-        chosen = self._blocks.choose(unplanned, missing, num_slots)
+        unplanned = [victim for victim in victims if victim.request_id not in plan.planned_ids]
+        spare = self._starts.num_spare(head)  # of it, a block for each that leaves is not needed
+        chosen = self._blocks.choose(unplanned, missing, num_slots, 1 if spare else 0)
+        if not chosen and len(unplanned) == len(self._queues.running):
+            chosen = self._blocks.choose(unplanned, missing - spare, num_slots)  # alone it needs none to spare
+            chosen = unplanned if chosen else []
+        if not chosen:
+            self._no_room = NoRoom(head, len(unplanned), self._cache.num_free_blocks)
         self._preempt(chosen, plan)
         return bool(chosen)
 
@@ -339,5 +361,6 @@ class QueueScheduler:
         request.finish_reason = reason
         request.num_pending_tokens = 0
         request.draft_token_ids = []
-        self._starts.changed()
+        self._starts.ended(request)
+        self._no_room = None
         self._policy.left(request)

@@ -41,6 +41,10 @@ class Queues:
         """The live requests among the ids, each once."""
         return [self._entries[key].request for key in dict.fromkeys(request_ids) if key in self._entries]
 
+    def get(self, request_id: str) -> Request | None:
+        entry = self._entries.get(request_id)
+        return None if entry is None else entry.request
+
     def add(self, request: Request) -> None:
         self._num_added += 1
         self._entries[request.request_id] = Entry(request, order=self._num_added)

@@ -13,7 +13,11 @@ from core.scheduling.preempted_kv import PreemptedKV
 from core.scheduling.queues import Queues
 from core.stages.scheduler import SchedulerContext
 
-MAX_PASSED = 16  # requests that do not fit and are passed over in a step, by a policy that lets others overtake them
+MAX_PASSED = (
+    16  # requests that are looked at in vain in a step; those that stage 5 holds back are not looked at again soon
+)
+NUM_RETRIES = 2  # of those held back, that are looked at again when a prompt is through or a request has ended
+FORGET_STEPS = 1024  # after so many, stage 5 is asked again for all that it holds back, in case it has other rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +57,74 @@ class Starts:
         self._kv = kv
         self._plan_part = plan_part
         self._blocked: Blocked | None = None
+        self._held_back: set[str] = set()  # ids that stage 5 gave nothing of a whole step
+        self._num_retries = 0  # of these, the first in line, that are asked for again
+        self._forgot_step = 0
 
     def changed(self) -> None:
-        """Blocks or slots may be free that were not."""
+        """Blocks, slots or a place among the prompts may be free that were not."""
         self._blocked = None
+        self._num_retries = NUM_RETRIES
+
+    def ended(self, request: Request) -> None:
+        self._held_back.discard(request.request_id)
+        self.changed()
 
     def never_fits(self, request: Request) -> bool:
         impossible = not 0 < request.num_prompt_tokens <= self._max_model_len
         return impossible or self._blocks.num_needed(request.num_known_tokens) > self._cache.num_blocks
 
-    def num_missing(self, request: Request) -> int:
-        """Blocks that lack for a waiting request to start now, found prefix and all; 0 or less when they are free."""
+    def holds_back(self, request: Request) -> bool:
+        """Whether stage 5 gave it nothing when it was asked last, of a whole step."""
+        return request.request_id in self._held_back
+
+    def first(self, order: Iterable[Request]) -> Request | None:
+        """Of those that stage 5 does not hold back."""
+        return next((request for request in order if not self._is_skipped(request)), None)
+
+    def _is_skipped(self, request: Request) -> bool:
+        if request.request_id not in self._held_back:
+            return False
+        if not self._num_retries:
+            return True
+        self._num_retries -= 1
+        self._held_back.remove(request.request_id)
+        return False
+
+    def num_missing(self, request: Request, plan: Plan) -> int | None:
+        """Blocks that lack for a waiting request to start in this step, found prefix and all; 0 or less when they are free.
+
+        None: it gets no tokens in this step, whatever room there is.
+        """
         if request.status is RequestStatus.SWAPPED:
-            return self._num_lacking(request)
-        self._cache.lookup(request)
+            remaining = self._kv.num_to_compute(request)
+        else:
+            remaining = request.num_known_tokens - self._cache.lookup(request)
         missing = self._num_lacking(request)
-        self._cache.free(request)
-        return missing
+        if request.status is not RequestStatus.SWAPPED:
+            self._cache.free(request)
+        if self._chunk(request, remaining, plan):
+            return missing
+        self._without_tokens(request, remaining)
+        return None
 
     def admit(self, order: Iterable[Request], plan: Plan) -> Tried:
         """Start waiting requests in this order as far as there is room."""
+        if plan.step >= self._forgot_step + FORGET_STEPS:
+            self._forgot_step = plan.step
+            self._held_back.clear()
         tried: dict[Trial, list[Request]] = {trial: [] for trial in Trial}
         trial = Trial.WAITS
         for request in order:
+            if self._is_skipped(request):
+                trial = Trial.PASSED
+                continue
             if plan.token_budget <= plan.num_to_plan or len(self._queues.running) >= self._max_running:
                 break
             trial = self._try(request, plan)
             tried[trial].append(request)
-            if trial is Trial.WAITS and (self._policy.head_of_line or len(tried[trial]) >= MAX_PASSED):
+            num_passed = len(tried[Trial.WAITS]) + len(tried[Trial.PASSED])
+            if (trial is Trial.WAITS and self._policy.head_of_line) or num_passed >= MAX_PASSED:
                 break
         self._queues.settle(tried[Trial.STARTED])
         return Tried(trial, tried[Trial.REFUSED])
@@ -101,7 +145,7 @@ class Starts:
             if num_tokens:
                 self._blocked = Blocked(request, self._cache.num_free_blocks, len(self._queues.running))
                 return Trial.WAITS
-            return self._held_back(request, request.num_known_tokens - num_cached)
+            return self._without_tokens(request, request.num_known_tokens - num_cached)
         self._enter(request, num_cached)
         self._plan_part(request, num_tokens, plan)
         return Trial.STARTED
@@ -109,9 +153,9 @@ class Starts:
     def _resume(self, request: Request, plan: Plan) -> Trial:
         """A swapped request: nothing is copied before all its blocks are sure."""
         remaining = self._kv.num_to_compute(request)
-        num_tokens = self._chunk(request, remaining, plan) if remaining > 1 else 1
+        num_tokens = self._chunk(request, remaining, plan)
         if not num_tokens:
-            return self._held_back(request, remaining)
+            return self._without_tokens(request, remaining)
         if self._num_lacking(request) > 0:
             return Trial.WAITS
         num_restored = self._kv.take_back(request)
@@ -124,24 +168,32 @@ class Starts:
 
     def _chunk(self, request: Request, remaining: int, plan: Plan) -> int:
         """Running requests that have not had their turn keep a token each."""
-        return self._prefill.num_tokens(request, remaining, plan.token_budget - plan.num_to_plan)
+        budget = plan.token_budget - plan.num_to_plan
+        if budget < 1:
+            return 0
+        if remaining == 1 and request.num_output_tokens:
+            return 1  # a resumed decode, no matter of stage 5
+        return self._prefill.num_tokens(request, remaining, budget)
 
-    def _held_back(self, request: Request, remaining: int) -> Trial:
+    def _without_tokens(self, request: Request, remaining: int) -> Trial:
         """No tokens: for want of budget, or would a whole step's not do either?"""
-        return Trial.WAITS if self._prefill.num_tokens(request, remaining, self._max_tokens) else Trial.PASSED
+        if self._prefill.num_tokens(request, remaining, self._max_tokens):
+            return Trial.WAITS
+        self._held_back.add(request.request_id)
+        return Trial.PASSED
 
     def _allocate_all(self, request: Request) -> bool:
         return self._num_lacking(request) <= 0 and self._cache.allocate(request, self._num_reserved(request))
 
     def _num_lacking(self, request: Request) -> int:
-        return self._blocks.num_missing(request, self._num_reserved(request)) + self._num_spare(request)
+        return self._blocks.num_missing(request, self._num_reserved(request)) + self.num_spare(request)
 
     def _num_reserved(self, request: Request) -> int:
         """Positions whose blocks it gets now: all that are known, and what the policy adds where the pool can have it."""
         most = min(self._max_model_len, self._blocks.max_positions)
         return max(request.num_known_tokens, min(self._policy.num_reserved(request), most))
 
-    def _num_spare(self, request: Request) -> int:
+    def num_spare(self, request: Request) -> int:
         """Blocks that stay free when a preempted request resumes: one to grow for it and for each running one.
 
         So it is not preempted again at once, and the number of preemptions of a request stays small.

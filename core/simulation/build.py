@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -79,7 +79,8 @@ class Stride:
 
     def propose(self, requests: Sequence[Request]) -> Mapping[str, tuple[int, ...]]:
         most = self.length
-        return {r.request_id: DRAFTS[min(most, r.left) - 1] for r in requests if isinstance(r, SimulatedRequest)}
+        simulated = cast("Sequence[SimulatedRequest]", requests)
+        return {r.request_id: DRAFTS[(r.left if r.left < most else most) - 1] for r in simulated}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,18 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from core.config.keys import validated
 from core.errors import NonetError, described
+from core.process import collect_rarely
 from core.simulation import metrics
 from core.simulation.build import SimulationSettings, open_simulation
 from core.simulation.load import at_load, capacity
 from core.simulation.loop import simulate
 from core.simulation.metrics import Slo
 from core.simulation.records import Floats, Outcomes, RunResult
+from core.simulation.report import latencies
 from core.simulation.traffic import TrafficSettings, open_traffic
 
 NUM_POINTS = 101  # of a distribution
@@ -84,20 +87,13 @@ def figures(result: RunResult, slo: Slo, focus: Sequence[str] = ()) -> Figures:
     return Figures(values=values, curves=curves)
 
 
-def _latencies(outcomes: Outcomes, rows: Any, prefix: str) -> dict[str, float]:
+def _latencies(outcomes: Outcomes, rows: NDArray[np.bool_], prefix: str) -> dict[str, float]:
     """mean and p99 of each; NaN where nobody was served."""
-    columns = {
-        "ttft_s": outcomes.ttft_s,
-        "tpot_s": outcomes.tpot_s,
-        "e2e_s": outcomes.e2e_s,
-        "slowdown": metrics.slowdown(outcomes),
+    return {
+        f"{prefix}{word}_{name}": summary.get(word, float("nan"))
+        for name, summary in latencies(outcomes, rows).items()
+        for word in ("mean", "p99")
     }
-    found = {}
-    for name, column in columns.items():
-        summary = metrics.summary(column[rows])
-        for word in ("mean", "p99"):
-            found[f"{prefix}{word}_{name}"] = summary.get(word, float("nan"))
-    return found
 
 
 def _curve(values: Floats) -> list[float]:
@@ -151,6 +147,7 @@ def _decoded(line: bytes) -> Figures:
 
 def main() -> None:
     decoder = msgspec.json.Decoder(Job)
+    collect_rarely()
     for line in sys.stdin.buffer:
         sys.stdout.buffer.write(msgspec.json.encode(work(decoder.decode(line))) + b"\n")
         sys.stdout.buffer.flush()

@@ -7,19 +7,16 @@ those of the conversation traffic, made shorter, so that a CPU is through in min
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from core.commands.request_arguments import split
-from core.config.keys import validated
 from core.outputs import Timings
 from core.progress import ProgressBars
 from core.session import Session, open_session
@@ -54,30 +51,36 @@ class CompareSettings(BaseModel):
     )
     output: str | None = Field(default=None, description="a JSON file to write")
 
+    @model_validator(mode="after")
+    def _consistent(self) -> CompareSettings:
+        if self.cost is not None and "fit_seconds" in self.model_fields_set:
+            raise ValueError("fit_seconds does nothing beside cost: with a cost file nothing is measured")
+        return self
+
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """Of one side. Seconds, and tokens per second."""
+class Side:
+    """Figures of one side. Seconds, and tokens per second."""
 
     mean_ttft_s: float
     mean_tpot_s: float
     mean_e2e_s: float
     output_tokens_per_s: float
 
-    def errors(self, truth: Figures) -> dict[str, float]:
+    def errors(self, truth: Side) -> dict[str, float]:
         """Of each figure, as a share of the true one."""
         return {name: getattr(self, name) / getattr(truth, name) - 1 for name in self.__slots__}
 
 
-def run(arguments: Sequence[str]) -> int:
-    parts = split(arguments)
-    settings = validated(CompareSettings, parts.request, "compare")
-    overrides = [*OVERRIDES, *parts.overrides]
-    found = asyncio.run(_compare(open_session(overrides), overrides, settings))
-    print(text(found))
-    if settings.output:
-        write_text("output", settings.output, json.dumps(found, indent=2))
-    return int(max(abs(found["errors"][name]) for name in ("mean_ttft_s", "output_tokens_per_s")) > settings.max_error)
+def compare(overrides: Sequence[str], settings: CompareSettings) -> dict[str, Any]:
+    """Both sides and how far they are apart, JSON-ready. Raises what a start of the engine would."""
+    words = [*OVERRIDES, *overrides]
+    return asyncio.run(_compare(open_session(words), words, settings))
+
+
+def error(found: Mapping[str, Any]) -> float:
+    """The larger one of mean TTFT and throughput, as a share of what was real."""
+    return max(abs(float(found["errors"][name])) for name in ("mean_ttft_s", "output_tokens_per_s"))
 
 
 async def _compare(session: Session, overrides: Sequence[str], settings: CompareSettings) -> dict[str, Any]:
@@ -160,11 +163,11 @@ async def _drive(real: RealEngine, arrivals: Sequence[Arrival], seed: int) -> tu
     return timings, loop.time() - began
 
 
-def _real(timings: Sequence[Timings], arrivals: Sequence[Arrival], wall_s: float) -> Figures:
+def _real(timings: Sequence[Timings], arrivals: Sequence[Arrival], wall_s: float) -> Side:
     def mean(values: Sequence[float | None]) -> float:
         return fmean([value for value in values if value is not None] or [0.0])
 
-    return Figures(
+    return Side(
         mean_ttft_s=mean([t.ttft for t in timings]),
         mean_tpot_s=mean([t.tpot for t in timings]),
         mean_e2e_s=mean([t.e2e for t in timings]),
@@ -172,10 +175,10 @@ def _real(timings: Sequence[Timings], arrivals: Sequence[Arrival], wall_s: float
     )
 
 
-def _simulated(result: RunResult) -> Figures:
+def _simulated(result: RunResult) -> Side:
     outcomes = result.outcomes
     tpot = outcomes.tpot_s[outcomes.num_output_tokens > 1]
-    return Figures(
+    return Side(
         mean_ttft_s=float(outcomes.ttft_s.mean()),
         mean_tpot_s=float(tpot.mean()) if len(tpot) else 0.0,
         mean_e2e_s=float(outcomes.e2e_s.mean()),
@@ -189,8 +192,8 @@ def _step_error(steps: Sequence[MeasuredStep], cost: str) -> float:
     return sum(clock.of(step.work) for step in steps) / sum(step.stats.total_s for step in steps) - 1
 
 
-def _dict(figures: Figures) -> dict[str, float]:
-    return {name: getattr(figures, name) for name in figures.__slots__}
+def _dict(side: Side) -> dict[str, float]:
+    return {name: getattr(side, name) for name in side.__slots__}
 
 
 ROWS: Final = (

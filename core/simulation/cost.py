@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from core.config.keys import validated
 from core.errors import ConfigError, near_matches
+from core.stages.step_cost import attended
 
 FEW_TOKENS = 4  # up to so many in a step, a matrix product costs more per token: it is one of vectors still
 
@@ -60,14 +61,14 @@ class Work:
 
     num_prefill_tokens: int = 0
     num_chunks: int = 0
-    num_pairs: float = 0.0
+    num_pairs: int = 0  # a token of a prompt, and one that it attends to
     num_decodes: int = 0
     num_context: int = 0  # tokens that the decodes attend to
 
     def add_chunk(self, start: int, num_tokens: int) -> None:
         self.num_prefill_tokens += num_tokens
         self.num_chunks += 1
-        self.num_pairs += num_tokens * (start + (num_tokens + 1) / 2)
+        self.num_pairs += attended(start, num_tokens)
 
     def add_decode(self, start: int) -> None:
         self.num_decodes += 1
@@ -81,7 +82,7 @@ class Work:
             float(few),
             float(self.num_prefill_tokens),
             float(self.num_chunks),
-            self.num_pairs,
+            float(self.num_pairs),
             float(self.num_decodes),
             float(self.num_context),
         )
@@ -113,13 +114,16 @@ class StepClock:
         """
         now = self.of(work)
         ends = [now]
-        decodes, context = work.num_decodes, work.num_context
+        decodes, context, per_token = work.num_decodes, work.num_context, self._context
+        fixed = self.decodes(decodes, 0)  # as long as nobody leaves
         for done in range(1, count):
             context += decodes
-            for start in leaving.get(done, ()):
-                decodes -= 1
-                context -= start + 1 + done
-            now += self.decodes(decodes, context)
+            if done in leaving:
+                starts = leaving[done]
+                decodes -= len(starts)
+                context -= sum(starts) + len(starts) * (1 + done)
+                fixed = self.decodes(decodes, 0)
+            now += fixed + per_token * context
             ends.append(now)
         return ends
 

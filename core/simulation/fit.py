@@ -18,13 +18,10 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from core.commands.bench import machine
-from core.commands.request_arguments import split
-from core.config.keys import validated
+from core.lab.machine import machine
 from core.progress import ProgressBars
 from core.session import Session, open_session
 from core.simulation.cost import TERMS, CostModel, Seconds
-from core.simulation.files import write_text
 from core.simulation.least_squares import fitted
 from core.simulation.real import OVERRIDES, MeasuredStep, RealEngine, real_engine
 from core.simulation.records import Floats
@@ -46,14 +43,9 @@ class FitSettings(BaseModel):
     seed: int = 0
 
 
-def run(arguments: Sequence[str]) -> int:
-    parts = split(arguments)
-    settings = validated(FitSettings, parts.request, "fit")
-    session = open_session([*OVERRIDES, *parts.overrides])
-    cost = asyncio.run(_fit(session, settings))
-    print(text(cost))
-    write_text("output", settings.output, cost.model_dump_json(indent=2))
-    return 0
+def fit(overrides: Sequence[str], settings: FitSettings) -> CostModel:
+    """Measures for about a minute. Raises what a start of the engine would."""
+    return asyncio.run(_fit(open_session([*OVERRIDES, *overrides]), settings))
 
 
 async def _fit(session: Session, settings: FitSettings) -> CostModel:

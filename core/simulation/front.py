@@ -11,6 +11,7 @@ from core.outputs import StepStats
 from core.request import EngineRequest, SamplingParams
 from core.simulation.build import SimulatedRequest, Simulation
 from core.simulation.records import Arrival
+from core.stages.admission import Open
 from core.stages.frontend import GenerateRequest
 from core.stages.renderer import TokenPrompt
 
@@ -20,19 +21,23 @@ BLOCK_KEY: Final = struct.Struct("<Iqq")
 
 
 class SimulatedFront:
-    """Admits, and knows the load."""
+    """Admits, and knows the load: `observe` is told of each step and of an idle engine, `started` of each first token.
+
+    `measures`: False where admission never looks at the load; then nobody need be told, and it is always that of an idle engine.
+    """
 
     def __init__(self, simulation: Simulation):
         self._admission, self._clock, self._prompt = simulation.admission, simulation.clock, simulation.prompt
         self._block_size = simulation.cache.block_size
+        self.measures = type(simulation.admission) is not Open
         self._meter = LoadMeter()
-        self.observe = self._meter.step  # told of each step, and of an idle engine
-        self.started = self._meter.started  # told of each first token
+        self._idle = self._meter.load()
+        self.observe, self.started = self._meter.step, self._meter.started
 
     def admit(self, arrival: Arrival, row: int) -> SimulatedRequest:
         """Raises RequestError or OverloadedError, as admission does. At the time of arrival, whatever the clock says."""
         engine_time, self._clock.now = self._clock.now, arrival.time_s
-        load = self._meter.load(arrival.tenant)
+        load = self._meter.load(arrival.tenant) if self.measures else self._idle
         try:
             self._admission.check_room(1, load)
             (message,) = self._admission.admit(
@@ -40,11 +45,13 @@ class SimulatedFront:
             )
         finally:
             self._clock.now = engine_time
-        self._meter.add(message)
+        if self.measures:
+            self._meter.add(message)
         return self._request(message, arrival, row)
 
     def ended(self, request: SimulatedRequest, served: bool) -> None:
-        self._meter.ended(request.request_id, request.num_output_tokens if served else None)
+        if self.measures:
+            self._meter.ended(request.request_id, request.num_output_tokens if served else None)
 
     def _request(self, message: EngineRequest, arrival: Arrival, row: int) -> SimulatedRequest:
         request = SimulatedRequest.from_engine_request(message)

@@ -18,7 +18,7 @@ def non_negative(rows: Floats, targets: Floats) -> Floats:
     """The x >= 0 with the least |rows @ x - targets|². Tries every set of terms that may be positive, so for few terms only.
 
     Of the sets whose own solution is not negative the best one holds the optimum (Lawson and Hanson, Solving Least Squares
-    Problems, chapter 23).
+    Problems, chapter 23). The slow twin of what `core.stages.step_cost` does in every engine step.
     """
     num_terms = rows.shape[1]
     best, least = np.zeros(num_terms), float(targets @ targets)

@@ -8,11 +8,10 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from core.simulation.records import Floats, Ints
+
 NORMAL = NormalDist()
 KNOTS = tuple(NORMAL.inv_cdf(q) for q in (0.5, 0.9, 0.99))  # normal scores of the three quantiles
 

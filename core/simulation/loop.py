@@ -72,7 +72,7 @@ class _Run:
         self._num_blocks, self._block_size = simulation.cache.num_blocks, simulation.cache.block_size
         self._seconds = StepClock(simulation.cost.seconds)
         self._front = SimulatedFront(simulation)
-        self._front.observe(idle(self._num_blocks))
+        self._observe_idle()
         self._arrivals = iter(traffic)
         self._shares = traffic.shares_content
         self._next: Arrival | None = next(self._arrivals, None)
@@ -81,7 +81,7 @@ class _Run:
         self._num_live = 0  # requests that were admitted and have not ended
         self._resident = Resident(self._block_size)
         self._watches = callable(getattr(simulation.prefill, "step_finished", None))
-        self._take_copies = getattr(simulation.cache, "take_copies", None)
+        self._take_copies = getattr(simulation.cache, "take_copies", None) or (lambda: ())
         self._counts = Counts()
         self._is_blocked = False  # requests wait, and the last plan took in none of them
         self._num_stalls = 0  # in a row
@@ -93,7 +93,7 @@ class _Run:
             if self._next is None:
                 return False
             self._clock.now = self._next.time_s
-            self._front.observe(idle(self._num_blocks))
+            self._observe_idle()
             return True
         self._look_ahead()
         plan = self._scheduler.schedule()
@@ -157,13 +157,16 @@ class _Run:
         stride.length = length if length >= WORTHWHILE else 1
 
     def _execute(self, plan: SchedulerOutput) -> None:
-        step = Step()
-        parts = plan.scheduled if self._sim.stride.length > 1 else step.take_plain(plan.scheduled)
-        self._resident.num_written += step.work.num_decodes
-        num_running = len(self._resident.running)
+        step, resident = Step(), self._resident
+        if self._sim.stride.length > 1:
+            parts = step.take_strided(plan.scheduled)
+        else:
+            parts = step.take_plain(plan.scheduled)
+        resident.num_written += step.num_decode_tokens
+        num_running = len(resident.running)
         for part in parts:
-            self._resident.take(part, step)
-        self._is_blocked = len(self._resident.running) == num_running and not plan.preempted
+            resident.take(part, step)
+        self._is_blocked = len(resident.running) == num_running and not plan.preempted
         asked = self._clock.now
         began = asked + self._copy()
         ends = self._seconds.of_steps(step.work, step.num_steps, step.leaving)
@@ -171,23 +174,35 @@ class _Run:
         self._clock.now = began + ends[-1]
         for request in step.first_tokens:
             self.columns.first_token_s[request.row] = self._clock.now
-            self._front.started(request.request_id)
+            if self._front.measures:
+                self._front.started(request.request_id)
         self._scheduler.update(plan, step.verdicts)
         for request, num_tokens in step.ending:
             self._end(request, began + ends[num_tokens - 1])
-        self._tell(step, self._clock.now - asked)
+        if self._front.measures:
+            self._observe(step, self._clock.now - asked)
+        if self._watches:
+            work, each = step.work, (self._clock.now - asked) / step.num_steps
+            watcher = cast(StepWatcher, self._sim.prefill)
+            watcher.step_finished(StepTime(work.num_prefill_tokens, work.num_decodes, each, work.num_pairs))
 
     def _copy(self) -> float:
         """Seconds that moving KV between device and host takes, before the step."""
-        copies = self._take_copies() if self._take_copies else ()
+        copies = self._take_copies()
+        if not copies:
+            return 0.0
         out = sum(len(copy.device_blocks) for copy in copies if copy.direction == "out")
         all_ = sum(len(copy.device_blocks) for copy in copies)
         self.totals.num_blocks_swapped_out += out
         self.totals.num_blocks_swapped_in += all_ - out
         return all_ * self._block_size * self._sim.cost.seconds.copy_token
 
-    def _tell(self, step: Step, seconds: float) -> None:
-        """Those who are told of a step in the engine and in the front."""
+    def _observe_idle(self) -> None:
+        if self._front.measures:
+            self._front.observe(idle(self._num_blocks))
+
+    def _observe(self, step: Step, seconds: float) -> None:
+        """What the engine would tell the front of a step."""
         work, (running, waiting, swapped) = step.work, self._scheduler.counts()
         stats = StepStats(
             num_requests=work.num_chunks + work.num_decodes,
@@ -201,15 +216,12 @@ class _Run:
             forward_s=seconds,
         )
         self._front.observe(stats)
-        if self._watches:
-            each = seconds / step.num_steps
-            watcher = cast(StepWatcher, self._sim.prefill)
-            watcher.step_finished(StepTime(work.num_prefill_tokens, work.num_decodes, each, int(work.num_pairs)))
 
     def _add_up(self, step: Step, ends: list[float], copy_s: float) -> None:
         """Blocks for all steps of a plan are taken with the first; on average half of these tokens are there."""
-        totals, busy = self.totals, copy_s + ends[-1]
-        idle = sum(ends[-1] - ends[num_tokens - 1] for _, num_tokens in step.ending)
+        totals, busy, idle = self.totals, copy_s + ends[-1], 0.0
+        for _, num_tokens in step.ending:
+            idle += ends[-1] - ends[num_tokens - 1]
         held = (self._num_blocks - self._cache.num_free_blocks) * self._block_size
         early = (step.num_decode_tokens - step.work.num_decodes) / 2
         unused = self._resident.num_unused(held, self._shares)

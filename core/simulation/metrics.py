@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,8 +112,14 @@ def max_min_shares(demands: Floats, capacity: float, weights: Floats | None = No
     return shares
 
 
-def jain(values: Floats) -> float:
+def quantile(values: Sequence[float], q: float) -> float:
+    """Linear interpolation between the two nearest ranks of what is not empty."""
+    return float(np.quantile(values, q))
+
+
+def jain(shares: Iterable[float]) -> float:
     """(sum x)^2 / (n sum x^2): 1 when all are equal, 1/n when one has everything (Jain, Chiu and Hawe, 1984)."""
+    values = np.array(list(shares), np.float64)
     squares = float((values**2).sum())
     return float(values.sum()) ** 2 / (len(values) * squares) if squares else 1.0
 

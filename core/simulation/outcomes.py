@@ -30,10 +30,12 @@ class Columns:
         self.arrival_s.append(arrival.time_s)
         self.num_prompt.append(arrival.num_prompt_tokens)
         self.tenant.append(self._tenants.setdefault(arrival.tenant, len(self._tenants)))
-        for moment in (self.scheduled_s, self.first_token_s, self.end_s):
-            moment.append(NAN)
-        for count in (self.num_output, self.num_cached, self.num_preemptions):
-            count.append(0)
+        self.scheduled_s.append(NAN)
+        self.first_token_s.append(NAN)
+        self.end_s.append(NAN)
+        self.num_output.append(0)
+        self.num_cached.append(0)
+        self.num_preemptions.append(0)
         self.finish.append(Finish.ERROR)
         return len(self.arrival_s) - 1
 

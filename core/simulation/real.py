@@ -10,14 +10,13 @@ from typing import Final
 
 from core.assembly import build_engine, build_front, engine_of, read_model
 from core.batch import ModelBatch, SchedulerOutput
-from core.batching import BatchBuilder
 from core.border.inline_client import InlineClient
 from core.border.step_loop import EngineLoop
 from core.capabilities import check_model
 from core.front.front import Front
 from core.model.spec import ModelSpec
 from core.outputs import StepStats, Timings
-from core.pipeline import EnginePipeline
+from core.pipeline import BuildsBatches, EnginePipeline
 from core.progress import Progress, no_progress
 from core.request import SamplingParams
 from core.session import Session
@@ -60,10 +59,10 @@ class RealEngine:
         return last.timings
 
 
-class _Recorder(BatchBuilder):
+class _Recorder:
     """Stands before the batch builder, and keeps what was in each step by its number."""
 
-    def __init__(self, builder: BatchBuilder, works: dict[int, Work]):
+    def __init__(self, builder: BuildsBatches, works: dict[int, Work]):
         self._builder = builder
         self._works = works
 

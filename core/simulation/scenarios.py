@@ -45,7 +45,7 @@ CONTENDERS = (
     Contender("time_slice 100", "time_slice", ("scheduler.num_iterations=100",)),
     Contender("fair", "fair"),
     Contender("prefix_aware", "prefix_aware"),
-    Contender("prefix_aware 10 s", "prefix_aware", ("scheduler.window=128", "scheduler.max_wait_s=10")),
+    Contender("prefix_aware 60 s", "prefix_aware", ("scheduler.window=128", "scheduler.max_wait_s=60")),
     Contender("slo", "slo"),
     Contender("static", "static"),
     Contender("load_aware", "fcfs", ("admission=load_aware",)),
@@ -109,7 +109,7 @@ SHARED_PROMPTS = Scenario(
         "prompt_len": {"p50": 4400, "p90": 4800, "p99": 6000},
     },
     (1.2,),
-    ("fcfs", "prefix_aware", "prefix_aware 10 s", "srtf"),
+    ("fcfs", "prefix_aware", "prefix_aware 60 s", "srtf"),
 )
 OVERLOAD = Scenario(
     "overload",

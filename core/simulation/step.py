@@ -46,6 +46,33 @@ class Step:
         self.work.num_decodes, self.work.num_context, self.num_decode_tokens = count, context + count, count
         return others
 
+    def take_strided(self, parts: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
+        """Take decodes that get several tokens. Returns the parts of requests that are not decoding."""
+        verdicts, leaving, others = self.verdicts, self.leaving, []
+        decodes = context = num_tokens = longest = 0
+        for part in parts:
+            request: Any = part.request
+            if not request.decoding:
+                others.append(part)
+                continue
+            count, start = part.num_tokens, part.start
+            decodes += 1
+            context += start
+            num_tokens += count
+            longest = count if count > longest else longest
+            if count in leaving:
+                leaving[count].append(start)
+            else:
+                leaving[count] = [start]
+            if request.left > count:
+                request.left -= count
+                verdicts[request.request_id] = KEPT[count]
+            else:
+                self.judge(request, count)
+        self.work.num_decodes, self.work.num_context = decodes, context + decodes
+        self.num_decode_tokens, self.num_steps = num_tokens, max(longest, 1)
+        return others
+
     def judge(self, request: SimulatedRequest, num_tokens: int) -> None:
         """The request gets so many tokens, and ends where these are its last."""
         request.left -= num_tokens

@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from core.simulation.lengths import Ints, Lengths
+from core.simulation.lengths import Lengths
 from core.simulation.prompts import Prompts
-from core.simulation.records import Arrival
+from core.simulation.records import Arrival, Ints
 
 CHUNK = 8192
 LEAST_BOUND = 16  # clients do not ask for less

@@ -7,22 +7,22 @@ the mean over several seeds; the change against `fcfs` is that of pairs with the
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from tqdm import tqdm
 
-from core.config.keys import validated
 from core.errors import ConfigError
 from core.plugins import load_plugins
 from core.simulation.cells import Job, run_jobs
+from core.simulation.files import write_text
 from core.simulation.scenarios import BASELINE, Contender, Scenario, contenders, scenarios
 from core.simulation.table_rows import Row, Table
-from core.simulation.table_text import as_records, as_text, plot_table
+from core.simulation.table_text import as_records, plot_table
 
 SIZES = {"tiny": (2, 60), "small": (3, 200), "full": (5, 500)}  # seeds, requests of each run
 
@@ -104,39 +104,20 @@ def write_files(table: Table, settings: TableSettings) -> None:
     """Raises ConfigError naming the key whose file cannot be written."""
     records = as_records(table)
     if settings.json_file:
-        _write(
-            "json", settings.json_file, json.dumps({"capacities": dict(table.capacities), "rows": records}, indent=2)
-        )
+        found = {"capacities": dict(table.capacities), "rows": records}
+        write_text("json", settings.json_file, json.dumps(found, indent=2))
     if settings.csv_file:
-        names = list(dict.fromkeys(name for record in records for name in record))
-        try:
-            with open(settings.csv_file, "w", newline="", encoding="utf-8") as out:
-                writer = csv.DictWriter(out, names)
-                writer.writeheader()
-                writer.writerows(records)
-        except OSError as error:
-            raise ConfigError(f"csv={settings.csv_file}: {error.strerror or error}", "csv") from None
+        write_text("csv", settings.csv_file, _as_csv(records))
     if settings.plot:
         plot_table(table, settings.plot)
 
 
-def _write(key: str, path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{key}={path}: {error.strerror or error}", key) from None
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Exit code 1 where a policy failed."""
-    pairs = {}
-    for argument in arguments:
-        key, equals, value = argument.partition("=")
-        if not equals:
-            raise ConfigError(f"{argument!r}: write key=value, such as size=small or policies=fcfs,srtf")
-        pairs[key] = value
-    settings = validated(TableSettings, pairs, "table")
-    table = make_table(settings)
-    print(as_text(table))
-    write_files(table, settings)
-    return int(any(row.problem for row in table.rows))
+def _as_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Lines without the end of the last one."""
+    lines = io.StringIO()
+    writer = csv.DictWriter(
+        lines, list(dict.fromkeys(name for record in records for name in record)), lineterminator="\n"
+    )
+    writer.writeheader()
+    writer.writerows(records)
+    return lines.getvalue().removesuffix("\n")

@@ -30,7 +30,8 @@ from core.simulation.records import Arrival
 from core.simulation.synthetic import CHUNK, Shape, Streams, bounded, drawn_priorities, tenant_names, with_content
 
 GZIP = b"\x1f\x8b"
-MAX_TOKENS = 100_000_000  # of one request; more is no number of tokens
+MAX_TOKENS = 10_000_000  # of one request; more is no number of tokens
+MAX_LINE = 1 << 22  # characters
 NUM_SORTED = 4096  # rows that may be out of order among each other
 
 
@@ -48,7 +49,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Row:
+class TraceRow:
     """One row. Rows are ordered by time, then by line."""
 
     time_s: float
@@ -85,7 +86,7 @@ class Trace:
         while chunk := list(islice(rows, CHUNK)):
             yield from self._chunk(chunk, streams)
 
-    def _chunk(self, rows: Sequence[Row], streams: Streams) -> Iterator[Arrival]:
+    def _chunk(self, rows: Sequence[TraceRow], streams: Streams) -> Iterator[Arrival]:
         shape, source = self._shape, self._source
         bounds, outputs = bounded(np.array([row.num_output_tokens for row in rows], np.int64), shape.bound)
         tenants = tenant_names(shape.tenant_shares, streams.tenant, len(rows))
@@ -105,7 +106,7 @@ class Trace:
             )
 
 
-def read(source: Source) -> Iterator[Row]:
+def read(source: Source) -> Iterator[TraceRow]:
     """All rows that were answered, by time; the first of them is at 0 s."""
     first: float | None = None
     for row in in_order(_answered(source), source.path):
@@ -113,16 +114,16 @@ def read(source: Source) -> Iterator[Row]:
         yield replace(row, time_s=row.time_s - first)
 
 
-def _answered(source: Source) -> Iterator[Row]:
+def _answered(source: Source) -> Iterator[TraceRow]:
     with _opened(source.path) as lines:
         for row in TRACES[source.format](lines, source):
             if row.num_prompt_tokens and row.num_output_tokens:
                 yield row
 
 
-def in_order(rows: Iterable[Row], path: str) -> Iterator[Row]:
+def in_order(rows: Iterable[TraceRow], path: str) -> Iterator[TraceRow]:
     """By time. Raises ConfigError for a row that comes more than `NUM_SORTED` rows too late."""
-    heap: list[Row] = []
+    heap: list[TraceRow] = []
     last = -float("inf")
     for row in rows:
         if row.time_s < last:
@@ -136,7 +137,7 @@ def in_order(rows: Iterable[Row], path: str) -> Iterator[Row]:
     yield from sorted(heap)
 
 
-def _window(rows: Iterable[Row], source: Source) -> Iterator[Row]:
+def _window(rows: Iterable[TraceRow], source: Source) -> Iterator[TraceRow]:
     for row in rows:
         if source.end_s is not None and row.time_s >= source.end_s:
             return
@@ -162,17 +163,31 @@ def _opened(path: str) -> Iterator[TextIO]:
 # Formats
 
 
-def _azure(lines: TextIO, source: Source) -> Iterator[Row]:
+def _lines(file: TextIO, path: str) -> Iterator[str]:
+    """Of bounded length: a line of a compressed file may be longer than memory."""
+    number = 0
+    while line := file.readline(MAX_LINE):
+        number += 1
+        if len(line) == MAX_LINE:
+            raise ConfigError(
+                f"path={path}:{number}: a line of more than {MAX_LINE} characters; is it a trace?", "path"
+            )
+        yield line
+
+
+def _azure(lines: TextIO, source: Source) -> Iterator[TraceRow]:
     return _csv(lines, source, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _moment)
 
 
-def _burstgpt(lines: TextIO, source: Source) -> Iterator[Row]:
+def _burstgpt(lines: TextIO, source: Source) -> Iterator[TraceRow]:
     return _csv(lines, source, ("Timestamp", "Request tokens", "Response tokens"), float)
 
 
-def _csv(lines: TextIO, source: Source, names: tuple[str, str, str], time: Callable[[str], float]) -> Iterator[Row]:
+def _csv(
+    lines: TextIO, source: Source, names: tuple[str, str, str], time: Callable[[str], float]
+) -> Iterator[TraceRow]:
     """Columns are found by the header, in any order; spaces, underscores and case do not count."""
-    rows = csv.reader(lines)
+    rows = csv.reader(_lines(lines, source.path))
     try:
         header = {_folded(name): index for index, name in enumerate(next(rows, []))}
         wanted = [*names, source.tenant_column] if source.tenant_column else list(names)
@@ -195,12 +210,12 @@ def _csv_row(
     time: Callable[[str], float],
     where: str,
     line: int,
-) -> Row:
+) -> TraceRow:
     if max(columns) >= len(cells):
         missing = names[columns.index(max(columns))]
         raise ConfigError(f"{where}: field {missing!r} is missing: the row has {len(cells)} fields", "path")
     found = [cells[column].strip() for column in columns]
-    return Row(
+    return TraceRow(
         _number(found[0], time, names[0], where),
         line,
         _num_tokens(found[1], names[1], where),
@@ -216,9 +231,9 @@ class _MooncakeRow(msgspec.Struct):
     hash_ids: tuple[int, ...] = ()
 
 
-def _mooncake(lines: TextIO, source: Source) -> Iterator[Row]:
+def _mooncake(lines: TextIO, source: Source) -> Iterator[TraceRow]:
     as_row, as_any = msgspec.json.Decoder(_MooncakeRow), msgspec.json.Decoder(dict[str, Any])
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(lines, source.path), 1):
         if not line.strip():
             continue
         where = f"{source.path}:{number}"
@@ -234,7 +249,7 @@ def _mooncake(lines: TextIO, source: Source) -> Iterator[Row]:
         yield _mooncake_row(row, source, where, number, tenant)
 
 
-def _mooncake_row(row: _MooncakeRow, source: Source, where: str, line: int, tenant: Any) -> Row:
+def _mooncake_row(row: _MooncakeRow, source: Source, where: str, line: int, tenant: Any) -> TraceRow:
     num_prompt = _num_tokens(row.input_length, "input_length", where)
     num_output = _num_tokens(row.output_length, "output_length", where)
     num_blocks = -(-num_prompt // source.hash_block_size)
@@ -245,7 +260,7 @@ def _mooncake_row(row: _MooncakeRow, source: Source, where: str, line: int, tena
             "path",
         )
     seconds = _number(row.timestamp, float, "timestamp", where) / 1000
-    return Row(seconds, line, num_prompt, num_output, None if tenant is None else str(tenant), row.hash_ids)
+    return TraceRow(seconds, line, num_prompt, num_output, None if tenant is None else str(tenant), row.hash_ids)
 
 
 # Fields
@@ -287,7 +302,7 @@ def _field(problem: str) -> str:
     return f"{place.rstrip('`')!r}: {text}" if place else text
 
 
-TRACES: Mapping[str, Callable[[TextIO, Source], Iterator[Row]]] = {
+TRACES: Mapping[str, Callable[[TextIO, Source], Iterator[TraceRow]]] = {
     "azure": _azure,
     "mooncake": _mooncake,
     "burstgpt": _burstgpt,

@@ -7,6 +7,7 @@ A workload is either made up, with the statistics of a service (`core.simulation
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -32,13 +33,15 @@ LONG = Profile(
 class TrafficSettings(BaseModel):
     """Every key that describes traffic. Times in seconds, lengths in tokens, rates in requests per second."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     workload: str = Field(
         default="conversation", description="conversation, code, mixed, fixed, azure, mooncake or burstgpt"
     )
     num_requests: int | None = Field(default=None, ge=1, description="None: 1,000, or the whole trace")
     seed: int = Field(default=0, ge=0)
-    rate: float | None = Field(default=None, gt=0, description="None: the workload's own; of a trace: see speedup")
+    rate: float | None = Field(
+        default=None, gt=0, le=1e6, description="None: the workload's own; of a trace: see speedup"
+    )
     load: float | None = Field(default=None, gt=0, le=100, description="rate over what fcfs can serve of this traffic")
     cv: float = Field(
         default=1.0,
@@ -56,7 +59,9 @@ class TrafficSettings(BaseModel):
     ttl: float | None = Field(default=None, gt=0, description="a request that is not scheduled so soon expires")
     tenants: int = Field(default=1, ge=1, le=10_000)
     shares: tuple[float, ...] | None = Field(default=None, description="of the requests, one per tenant")
-    flood: float = Field(default=1.0, gt=0, description="the first tenant sends so many times what another one sends")
+    flood: float = Field(
+        default=1.0, gt=0, le=1e6, description="the first tenant sends so many times what another one sends"
+    )
     priorities: tuple[float, ...] | None = Field(default=None, description="share of the requests at priority 0, 1, …")
     system_prompts: int = Field(default=0, ge=0, le=100_000, description="prompts begin with one of so many")
     system_prompt_len: int = Field(default=512, ge=1)
@@ -65,7 +70,7 @@ class TrafficSettings(BaseModel):
         default=10.0, ge=0, description="least time between a request and the next of its conversation"
     )
     path: str | None = Field(default=None, description="of a trace; may be compressed with gzip")
-    speedup: float = Field(default=1.0, gt=0, description="of a trace: its time runs so many times faster")
+    speedup: float = Field(default=1.0, ge=1e-6, le=1e6, description="of a trace: its time runs so many times faster")
     start_s: float = Field(default=0.0, ge=0, description="of a trace: first second that is used, from its first row")
     end_s: float | None = Field(default=None, gt=0, description="of a trace: where to stop, from its first row")
     tenant_column: str | None = Field(default=None, description="of a trace: the column that names the tenant")
@@ -76,7 +81,7 @@ class TrafficSettings(BaseModel):
         if self.shares is not None and len(self.shares) != self.tenants:
             raise ValueError(f"shares has {len(self.shares)} numbers for tenants={self.tenants}: give one per tenant")
         for name, shares in (("shares", self.shares), ("priorities", self.priorities)):
-            if shares is not None and (not shares or min(shares) < 0 or sum(shares) <= 0):
+            if shares is not None and (not shares or min(shares) < 0 or not 0 < sum(shares) < 1e9):
                 raise ValueError(f"{name}: give numbers of at least 0, not all of them 0")
         if isinstance(self.bound, int) and self.bound < 1:
             raise ValueError("bound: a number of tokens is at least 1")
@@ -87,6 +92,11 @@ class TrafficSettings(BaseModel):
         return self
 
     @property
+    def given(self) -> set[str]:
+        """Keys that ask for something."""
+        return {name for name in self.model_fields_set if getattr(self, name) is not None}
+
+    @property
     def tenant_shares(self) -> tuple[float, ...]:
         """One per tenant; they add up to 1."""
         given = self.shares or (self.flood, *(1.0 for _ in range(self.tenants - 1)))
@@ -95,18 +105,31 @@ class TrafficSettings(BaseModel):
 
 def open_traffic(settings: TrafficSettings) -> Traffic:
     """Raises ConfigError that names the key; a trace's rows are checked as they are read."""
-    if settings.workload not in WORKLOADS:
+    workload = WORKLOADS.get(settings.workload)
+    if workload is None:
         raise ConfigError(
             f"workload={settings.workload!r}: there is none{near_matches(settings.workload, WORKLOADS)}", "workload"
         )
-    return WORKLOADS[settings.workload](settings)
+    _refuse_idle_keys(settings, workload.keys)
+    return workload.open(settings)
+
+
+def _refuse_idle_keys(settings: TrafficSettings, keys: frozenset[str]) -> None:
+    """Raises ConfigError for a key that is given and would change nothing."""
+    given = settings.given
+    for key in sorted(given - keys):
+        takers = [name for name, workload in WORKLOADS.items() if key in workload.keys]
+        hint = f"; {HINTS[key]}" if key in HINTS else ""
+        kind = "traces" if takers == list(TRACES) else "workload=" + ", ".join(takers)
+        raise ConfigError(f"{key} is for {kind}, and does nothing to workload={settings.workload}{hint}", key)
+    for key, (wants, needed) in NEEDS.items():
+        if key in given and not wants(settings):
+            raise ConfigError(f"{key} does nothing {needed}", key)
 
 
 def _synthetic(
     settings: TrafficSettings, rate: float, *profiles: Profile, shares: tuple[float, ...] = (1.0,)
 ) -> Synthetic:
-    if settings.path is not None:
-        raise ConfigError(f"path is for traces ({', '.join(TRACES)}); workload={settings.workload} is made up", "path")
     own = [profile.with_lengths(settings.prompt_len, settings.output_len) for profile in profiles]
     return Synthetic(_shape(settings, settings.rate or rate, settings.num_requests or 1_000), own, shares)
 
@@ -123,10 +146,6 @@ def _fixed(settings: TrafficSettings) -> Synthetic:
 def _trace(settings: TrafficSettings) -> Trace:
     if settings.path is None:
         raise ConfigError(f"workload={settings.workload} reads a trace: say where it is, path=…", "path")
-    if settings.rate is not None:
-        raise ConfigError(
-            "rate is for traffic that is made up; a trace has its own: speedup=2 makes it twice as fast", "rate"
-        )
     source = Source(
         settings.path,
         settings.workload,
@@ -156,10 +175,36 @@ def _shape(settings: TrafficSettings, rate: float, num_requests: int | None) -> 
     )
 
 
-WORKLOADS: Mapping[str, Callable[[TrafficSettings], Traffic]] = {
-    "conversation": lambda settings: _synthetic(settings, 5.5, CONVERSATION),
-    "code": lambda settings: _synthetic(settings, 2.6, CODE),
-    "mixed": _mixed,
-    "fixed": _fixed,
-    **dict.fromkeys(TRACES, _trace),
+@dataclass(frozen=True, slots=True)
+class Workload:
+    open: Callable[[TrafficSettings], Traffic]
+    keys: frozenset[str]  # those that change something
+
+
+CONTENT_KEYS = frozenset({"system_prompts", "system_prompt_len", "followups", "think_s"})
+ALL_KEYS = frozenset(
+    {"workload", "num_requests", "seed", "load", "bound", "ttl", "tenants", "shares", "flood", "priorities"}
+)
+MADE_UP_KEYS = ALL_KEYS | CONTENT_KEYS | {"rate", "cv", "prompt_len", "output_len"}
+TRACE_KEYS = ALL_KEYS | {"path", "speedup", "start_s", "end_s", "tenant_column"}
+WORKLOADS: Mapping[str, Workload] = {
+    "conversation": Workload(lambda settings: _synthetic(settings, 5.5, CONVERSATION), MADE_UP_KEYS),
+    "code": Workload(lambda settings: _synthetic(settings, 2.6, CODE), MADE_UP_KEYS),
+    "mixed": Workload(_mixed, MADE_UP_KEYS | {"short_share"}),
+    "fixed": Workload(_fixed, MADE_UP_KEYS),
+    "azure": Workload(_trace, TRACE_KEYS | CONTENT_KEYS),
+    "mooncake": Workload(_trace, TRACE_KEYS | {"hash_block_size"}),  # it has content of its own
+    "burstgpt": Workload(_trace, TRACE_KEYS | CONTENT_KEYS),
 }
+HINTS: Mapping[str, str] = {
+    "rate": "a trace has its own: speedup=2 makes it twice as fast",
+    "speedup": "rate=… says how many requests come per second",
+}
+NEEDS: Mapping[str, tuple[Callable[[TrafficSettings], bool], str]] = {
+    "tenants": (lambda one: one.tenant_column is None, "beside tenant_column, which names the tenants"),
+    "shares": (lambda one: one.tenant_column is None, "beside tenant_column, which names the tenants"),
+    "flood": (lambda one: one.tenants > 1 and one.shares is None, "without tenants=2 or more, nor beside shares"),
+    "think_s": (lambda one: one.followups > 0, "without followups=…"),
+    "system_prompt_len": (lambda one: one.system_prompts > 0, "without system_prompts=…"),
+}
+"""Keys that only do something beside others."""

@@ -16,12 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from core.errors import RequestError
 from core.request import EngineRequest, SamplingParams
-from core.stages.frontend import GenerateRequest, Load
+from core.stages.frontend import MAX_TTL_S, GenerateRequest, Load
 
 if TYPE_CHECKING:
     from core.model.spec import ModelSpec
-
-MAX_TTL_S = 86_400.0
+    from core.stages.load_aware import LoadAware as LoadAware  # see the end of the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +174,14 @@ def deadline_of(request: GenerateRequest, arrival: float) -> float | None:
 
 def _too_long(message: str, param: str) -> RequestError:
     return RequestError(message, param=param, code="context_length_exceeded")
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Where `LoadAware` was in API 1.1. It is looked up when it is asked for, since it is made of `Open`."""
+        if name != "LoadAware":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from core.stages.load_aware import LoadAware
+
+        return LoadAware

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from core.pipeline import PipelineDescription
     from core.stages.tool_parser import ToolParser
 
+MAX_TTL_S = 86_400.0
+MAX_RETRY_AFTER_S = 60.0  # that a client of an overloaded server is told
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:

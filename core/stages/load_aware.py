@@ -11,9 +11,8 @@ from pydantic import Field
 from core.errors import OverloadedError, RequestError
 from core.request import EngineRequest, SamplingParams
 from core.stages.admission import AdmissionContext, Open
-from core.stages.frontend import GenerateRequest, Load
+from core.stages.frontend import MAX_RETRY_AFTER_S, GenerateRequest, Load
 
-MAX_RETRY_AFTER_S = 60.0
 PATIENCE = 2.0  # times max_queue_time, for a tenant that has less in flight than others
 
 

@@ -1,4 +1,4 @@
-"""How many tokens a request will still generate: what shortest-first scheduling and queueing-time estimates rest on."""
+"""How many tokens a request will still generate: what shortest-first scheduling rests on."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from core.request import Request, RequestStatus
 from core.stages.step_cost import StepCost, StepTime, attended
@@ -94,9 +94,18 @@ class Chunked:
             default=None, ge=1, description="prompts with `long_prompt` tokens to compute that are at it at once"
         )
 
+        @model_validator(mode="after")
+        def _pace_keys_go_together(self) -> Self:
+            if self.target_tpot is None and "min_chunk" in self.model_fields_set:
+                raise ValueError(
+                    "prefill.min_chunk bounds the chunks of prefill.target_tpot, and that is not set; set prefill.target_tpot "
+                    "(0.05), or leave out prefill.min_chunk"
+                )
+            return self
+
     def __init__(self, settings: Settings, context: PrefillContext):
         self._settings = settings
-        self._pace = None if settings.target_tpot is None else Pace(settings.target_tpot, settings.min_chunk)
+        self._pace = None if settings.target_tpot is None else Pace(settings.target_tpot, settings.min_chunk, context)
         self._long: list[Request] = []  # of those asked for, what is being computed
 
     def num_tokens(self, request: Request, remaining: int, token_budget: int) -> int:
@@ -108,12 +117,12 @@ class Chunked:
         long = request.num_prompt_tokens >= settings.long_prompt
         chunk = min(remaining, token_budget, settings.long_chunk_size if long else settings.chunk_size)
         if self._pace is not None:
-            self._pace.given(request, chunk, remaining)
+            self._pace.offer(request, chunk, remaining)
         return chunk
 
     def step_finished(self, step: StepTime) -> None:
         if self._long:
-            self._long = [request for request in self._long if _is_computed(request)]
+            self._long = [request for request in self._long if _is_in_prefill(request)]
         if self._pace is not None:
             self._pace.step_finished(step)
 
@@ -128,7 +137,7 @@ class Chunked:
         is_known = any(other is request for other in self._long)
         if not is_known and remaining < self._settings.long_prompt:
             return True
-        self._long = [other for other in self._long if other is not request and _is_computed(other)]
+        self._long = [other for other in self._long if other is not request and _is_in_prefill(other)]
         is_running = request.status is RequestStatus.RUNNING
         if not is_running and len(self._long) >= (self._settings.max_long_prefills or 0):
             return False
@@ -136,24 +145,63 @@ class Chunked:
         return True
 
 
-def _is_computed(request: Request) -> bool:
+def _is_in_prefill(request: Request) -> bool:
     """It runs, and more of it is to come than a decode's one token."""
     return request.status is RequestStatus.RUNNING and request.num_computed_tokens + 1 < request.num_tokens
 
 
-class Pace:
-    """How much of prompts a step can hold so that no running stream waits for longer than a target."""
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A chunk that a request may have in the step in planning. Whether it has it, its own record tells."""
 
-    def __init__(self, target_s: float, min_chunk: int):
+    request: Request
+    num_computed_tokens: int  # when it was asked for; -1: it did not run
+    start: int
+    num_tokens: int
+    is_last: bool  # of its prompt
+
+    @property
+    def is_planned(self) -> bool:
+        runs = self.request.status is RequestStatus.RUNNING
+        return runs and self.request.num_computed_tokens > self.num_computed_tokens
+
+
+@dataclass(slots=True)
+class Planned:
+    """Chunks of a step, added up."""
+
+    num_tokens: int = 0
+    num_attended: int = 0
+    through: list[Request] = field(default_factory=list)  # their last chunk is among them
+
+    def add(self, offer: Offer) -> None:
+        self.num_tokens += offer.num_tokens
+        self.num_attended += attended(offer.start, offer.num_tokens)
+        if offer.is_last:
+            self.through.append(offer.request)
+
+
+NOTHING = Planned()
+
+
+class Pace:
+    """How much of prompts a step can hold so that no running stream waits for longer than a target.
+
+    What the prompts of a step share is counted by facts and not by answers: a request that is asked for may lack blocks, and
+    one that is left out is asked for again. A scheduler that plans a chunk moves `num_computed_tokens` on before it asks for
+    the next one (as `core.scheduling` does), so an offer counts once the request runs and has moved. And where more has been
+    counted than the token budget shows as planned, the question is not about the step in hand: it is what a whole step would
+    do, or the step before failed and nobody told of its end; then nothing counts.
+    """
+
+    def __init__(self, target_s: float, min_chunk: int, context: PrefillContext):
         self._target_s = target_s
         self._min_chunk = min_chunk
+        self._max_tokens = context.max_num_scheduled_tokens
         self._cost = StepCost()
         self._num_decodes = 0  # that the step in planning will have
-        self._begin()
-
-    def _begin(self) -> None:
-        self._given: set[str] = set()  # requests with tokens in the step in planning
-        self._num_tokens = self._num_attended = self._num_ended = 0
+        self._offers: dict[str, Offer] = {}  # of this step, not seen to be planned; the last one of a request holds
+        self._planned = Planned()
 
     @property
     def binds(self) -> bool:
@@ -161,31 +209,45 @@ class Pace:
         return self._num_decodes > 0 and self._cost.is_known
 
     def num_tokens(self, request: Request, remaining: int, token_budget: int) -> int:
-        if request.request_id in self._given:  # nobody told that the step before has ended
-            self._begin()
-        most, fits = min(remaining, token_budget), self._room(request.num_computed_tokens)
+        self._count()
+        planned = self._planned if self._planned.num_tokens <= self._max_tokens - token_budget else NOTHING
+        most, fits = min(remaining, token_budget), self._room(planned, _start(request, remaining))
         least = min(most, self._min_chunk)
         chunk = most if fits is None else min(most, fits)
         if chunk < least:  # pieces that are too small are not worth a place; but one prompt always moves on
-            chunk = 0 if self._num_tokens else least
-        self.given(request, chunk, remaining)
+            chunk = 0 if planned.num_tokens else least
+        self.offer(request, chunk, remaining)
         return chunk
 
-    def given(self, request: Request, num_tokens: int, remaining: int) -> None:
-        if num_tokens and self._cost.is_known:
-            self._given.add(request.request_id)
-            self._num_tokens += num_tokens
-            self._num_attended += attended(request.num_computed_tokens, num_tokens)
-            self._num_ended += num_tokens == remaining
+    def offer(self, request: Request, num_tokens: int, remaining: int) -> None:
+        if not self._cost.is_known:
+            return
+        self._offers.pop(request.request_id, None)
+        if num_tokens:
+            computed = request.num_computed_tokens if request.status is RequestStatus.RUNNING else -1
+            self._offers[request.request_id] = Offer(
+                request, computed, _start(request, remaining), num_tokens, num_tokens == remaining
+            )
 
     def step_finished(self, step: StepTime) -> None:
+        self._count()
         self._cost.observe(step)
-        self._num_decodes = step.num_decodes + self._num_ended  # prompts that are through are streams from now on
-        self._begin()
+        new = sum(request.status is RequestStatus.RUNNING for request in self._planned.through)
+        self._num_decodes = step.num_decodes + new  # prompts that are through are streams from now on
+        self._offers, self._planned = {}, Planned()
 
-    def _room(self, start: int) -> int | None:
-        planned_s = self._cost.seconds(self._num_tokens, self._num_decodes, self._num_attended)
+    def _count(self) -> None:
+        for offer in [offer for offer in self._offers.values() if offer.is_planned]:
+            self._planned.add(self._offers.pop(offer.request.request_id))
+
+    def _room(self, planned: Planned, start: int) -> int | None:
+        planned_s = self._cost.seconds(planned.num_tokens, self._num_decodes, planned.num_attended)
         return self._cost.num_tokens_in(self._target_s - planned_s, start)
+
+
+def _start(request: Request, remaining: int) -> int:
+    """Where its chunk begins. A waiting request has its prefix hit in `remaining` alone."""
+    return max(request.num_known_tokens - remaining, 0)
 
 
 class Whole:

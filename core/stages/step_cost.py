@@ -101,7 +101,10 @@ class StepCost:
 
 
 def _not_negative(products: Sequence[Sequence[float]], targets: Sequence[float]) -> tuple[float, ...]:
-    """Least squares; a term that would be negative is left out, the worst first, and the others are fitted again."""
+    """Least squares; a term that would be negative is left out, the worst first, and the others are fitted again.
+
+    Some microseconds; the exhaustive `core.simulation.least_squares.non_negative` is its slow twin in the tests.
+    """
     used = [term for term in range(len(targets)) if products[term][term] > 0]
     found = [0.0] * len(targets)
     while used:

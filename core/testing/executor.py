@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from core.batch import ModelBatch
-from core.cache.swap import KVCopy
+from core.cache.kv_cache import KVCopy
 from core.errors import ConfigError
 from core.model.interface import Executor
 from core.request import EngineRequest

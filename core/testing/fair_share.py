@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import ClassVar
 
@@ -19,6 +19,7 @@ import pytest
 
 from core.batch import SchedulerOutput
 from core.request import Request, RequestStatus
+from core.simulation.metrics import jain
 from core.testing.fake_loop import BLOCK_SIZE
 from core.testing.fakes import FakeEngine, Limits, make_request
 from core.testing.scheduler_checks import OVERLAP, SchedulerChecks
@@ -55,12 +56,6 @@ class Service:
             least, most = before.get(pair, (lead, lead))
             self._leads[pair] = min(least, lead), max(most, lead)
             self.drift = max(self.drift, self._leads[pair][1] - self._leads[pair][0])
-
-
-def jain(shares: Iterable[float]) -> float:
-    """1 when all are equal, 1/n when one has everything (Jain, Chiu and Hawe, 1984)."""
-    values = list(shares)
-    return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))
 
 
 def uneven_requests(rng: random.Random, count: int) -> list[Request]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from core.cache.kv_cache import CacheContext
 from core.cache.paged import PagedCache
@@ -13,7 +13,7 @@ from core.scheduling.policy import Policy, QueueSettings
 from core.scheduling.queue_scheduler import QueueScheduler
 from core.stages.decode import Decode, DecodeContext, Plain
 from core.stages.predictor import MaxTokens, PredictorContext
-from core.stages.prefill import Chunked, Prefill, PrefillContext
+from core.stages.prefill import Chunked, Prefill, PrefillContext, StepWatcher
 from core.stages.scheduler import Scheduler, SchedulerContext
 from core.testing.fakes import FakeClock, FakeEngine, Limits, assert_right_output, make_request
 
@@ -56,7 +56,9 @@ def fake_engine(
     clock = clock or FakeClock()
     predictor = MaxTokens(MaxTokens.Settings(), PredictorContext(limits.max_model_len))
     context = SchedulerContext(cache, prefill, decode, clock, limits.max_model_len, predictor=predictor)
-    return FakeEngine(scheduler(context, limits), cache, limits, num_in_flight, clock=clock, windows=windows)
+    watcher = cast(StepWatcher, prefill) if hasattr(prefill, "step_finished") else None
+    made = scheduler(context, limits)
+    return FakeEngine(made, cache, limits, num_in_flight, clock=clock, windows=windows, watcher=watcher)
 
 
 def random_requests(rng: random.Random, count: int, max_tokens: int = 40) -> list[Request]:

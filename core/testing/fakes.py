@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from core.batch import ModelBatch, SampledRow, SamplerOutput, SchedulerOutput, Verdict
 from core.batching import BatchBuilder
-from core.cache.kv_cache import KVCache
-from core.cache.swap import KVCopy
+from core.cache.kv_cache import KVCache, KVCopy
 from core.request import FinishReason, Request, RequestStatus, SamplingParams
+from core.stages.prefill import StepWatcher
 from core.stages.scheduler import Counts, Scheduler
+from core.stages.step_cost import StepTime
 
 VOCAB_SIZE = 50
 EOS_TOKEN_ID = 7
@@ -218,6 +219,7 @@ class FakeEngine:
     step_s: float = 0.01
     failing: set[str] = field(default_factory=set)  # requests that the next result ends with an error
     windows: tuple[int | None, ...] = (None,)  # as the cache was told
+    watcher: StepWatcher | None = None  # told of each step whose results are in
     _model: FakeModel = field(init=False)
     _builder: BatchBuilder = field(init=False)
     _queue: deque[tuple[Sequence[KVCopy], SchedulerOutput, ModelBatch]] = field(default_factory=deque)
@@ -290,6 +292,14 @@ class FakeEngine:
             self.failing -= failed
             self._num_barren = 0 if any(verdict.token_ids for verdict in verdicts.values()) else self._num_barren + 1
             self._end(self.scheduler.update(output, verdicts))
+            if self.watcher is not None:
+                self.watcher.step_finished(self._step_time(output, batch))
+
+    def _step_time(self, output: SchedulerOutput, batch: ModelBatch) -> StepTime:
+        """A step of decodes takes `step_s`, and twice that with 50 tokens of prompts."""
+        num_prefill = batch.num_prefill_tokens
+        seconds = self.step_s * (1 + num_prefill / 50)
+        return StepTime(num_prefill, output.num_scheduled_tokens - num_prefill, seconds)
 
     def _end(self, requests: Sequence[Request]) -> None:
         for request in requests:

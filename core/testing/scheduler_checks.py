@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -70,13 +73,15 @@ class SchedulerChecks(Contract):
         decode: Decode | None = None,
         whole: bool = False,
         chunk_size: int = 24,
+        chunked: Mapping[str, Any] = MappingProxyType({}),
         prefix_caching: bool = True,
         clock: FakeClock | None = None,
         num_swap_blocks: int = 0,
     ) -> FakeEngine:
+        """`chunked`: other settings of `core.stages.prefill.Chunked`."""
         limits = limits or Limits()
         prefill_context = PrefillContext(limits.max_num_scheduled_tokens)
-        prefill: Prefill = Chunked(Chunked.Settings(chunk_size=chunk_size), prefill_context)
+        prefill: Prefill = Chunked(Chunked.Settings(chunk_size=chunk_size, **chunked), prefill_context)
         if whole:
             prefill = Whole(Whole.Settings(), prefill_context)
         return fake_engine(

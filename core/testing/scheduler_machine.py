@@ -12,6 +12,8 @@ every output is that of a solo run. A policy adds its own promise in `after_step
 from __future__ import annotations
 
 import unittest
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, settings
@@ -25,10 +27,20 @@ from core.testing.scheduler_checks import SchedulerChecks, SeenStep, seen_step
 
 REASONS = frozenset({FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR, FinishReason.EXPIRED})
 TENANTS = ("", "a", "b", "c")
+ONE_LONG: Mapping[str, Any] = {"long_chunk_size": 20, "long_prompt": 40, "max_long_prefills": 1}
+PACED: Mapping[str, Any] = {
+    "target_tpot": 0.012,
+    "min_chunk": 4,
+}  # ten tokens of prompts in a step, as `FakeEngine` tells it
+PREFILLS: Sequence[Mapping[str, Any]] = (
+    {"whole": True, "chunked": {}},
+    *({"whole": False, "chunked": chunked} for chunked in ({}, ONE_LONG, PACED, {**ONE_LONG, **PACED})),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Arrivals, steps, pauses, aborts, failed requests and failed schedulers; tiny pools and budgets, overlap, drafts."""
+    """Arrivals, steps, pauses, aborts, failed requests and failed schedulers; tiny pools and budgets, overlap, drafts; prompts
+    whole and in chunks, of fixed size or by what steps take, of which long ones may have to wait for each other."""
 
     checks: ClassVar[type[SchedulerChecks]]
     deadlines: ClassVar[bool] = True  # some requests must be scheduled by a time, or expire
@@ -37,10 +49,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         """What the policy's promise must know of `self.engine` before each step."""
 
     def after_step(self, output: SchedulerOutput) -> None:
-        """What the policy promises of each step. `self.seen` says more, and `self.engine` is as the step has left it."""
+        """What the policy promises of each step. `self.seen` says more, and `self.engine` is as the step has left it.
+
+        `self.seen.passed` are those who waited for room, or for their turn: not for stage 5 (`held_back`).
+        """
 
     def after_all(self) -> None:
         """What the policy promises of the whole; every request has ended, and `self.added` has them in order of `add`."""
+
+    def held_back(self, request: Request) -> bool:
+        """Whether stage 5 may be why a request waits while others that came later start."""
+        chunked = self.options["chunked"]
+        is_long = "max_long_prefills" in chunked and request.num_known_tokens >= chunked["long_prompt"]
+        return is_long or "target_tpot" in chunked
 
     def after_recovery(self) -> None:
         """The scheduler is a new one, and so are the records of the requests."""
@@ -51,8 +72,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_running=st.integers(1, 6),
         num_in_flight=st.integers(0, 2),
         options=st.fixed_dictionaries(
-            {"whole": st.booleans(), "prefix_caching": st.booleans(), "num_swap_blocks": st.sampled_from([0, 0, 5, 40])}
+            {"prefix_caching": st.booleans(), "num_swap_blocks": st.sampled_from([0, 0, 5, 40])}
         ),
+        prefill=st.sampled_from(PREFILLS),
         drafts=st.booleans(),
     )
     def start(
@@ -62,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_running: int,
         num_in_flight: int,
         options: dict[str, Any],
+        prefill: Mapping[str, Any],
         drafts: bool,
     ) -> None:
         self.added: list[str] = []
@@ -73,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "chunk_size": 13,
             "clock": FakeClock(),
             **options,
+            **prefill,
         }
         self.engine: FakeEngine = self._make_engine()
 
@@ -151,7 +175,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _step(self) -> None:
         self.before_step()
-        self.seen: SeenStep = seen_step(self.engine)
+        seen = seen_step(self.engine)
+        self.seen: SeenStep = replace(seen, passed=tuple(r for r in seen.passed if not self.held_back(r)))
         self.after_step(self.seen.output)
 
     def _one(self, data: st.DataObject) -> str:

@@ -13,12 +13,13 @@ import math
 import random
 from collections.abc import Callable
 from functools import cache
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import pytest
 
 from core.request import Request, SamplingParams
+from core.simulation.intervals import t_interval
 from core.stages.predictor import Predictor, PredictorContext
 from core.testing.fake_loop import queue_scheduler
 from core.testing.fakes import FakeEngine, Limits, make_request
@@ -31,7 +32,6 @@ KINDS = ((400, 4, 0.3), (300, 130, 0.9), (1400, 55, 1.1), (2000, 250, 0.4))
 """Median tokens of prompt and output, and how far outputs spread: classify, chat, complete code, summarize."""
 NUM_REQUESTS, RATE = 300, 3.0  # of a run, and per second: a little more than the loop can serve
 NUM_RUNS = 5
-T_95 = 2.776  # Student's t for `NUM_RUNS` - 1 degrees of freedom
 
 
 class Known:
@@ -140,8 +140,8 @@ class ShortestFirstContract(SchedulerChecks):
     def assert_faster(self, predictor: Callable[[PredictorContext], Predictor], least: float = 0.0) -> None:
         """`least`: the share of the mean latency of first come, first served that must be saved at least."""
         saved = [self._saved(seed, predictor) for seed in range(NUM_RUNS)]
-        half = T_95 * stdev(saved) / math.sqrt(NUM_RUNS)
-        assert mean(saved) - half > least, f"{mean(saved):.1%} ± {half:.1%} of the mean latency is saved"
+        found = t_interval(saved)
+        assert found.low > least, f"{found} of the mean latency is saved"
 
     def _saved(self, seed: int, predictor: Callable[[PredictorContext], Predictor]) -> float:
         """Share of the mean latency of first come, first served."""

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from core.batch import TokenLogprobs
 from core.errors import ConfigError, NonetError, OverloadedError, RequestError, near_matches
 from core.outputs import RequestOutput
-from core.stages.frontend import FrontendContext, GenerateRequest
+from core.stages.frontend import MAX_TTL_S, FrontendContext, GenerateRequest
 from core.stages.renderer import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from plugins.frontends.sampling_fields import SamplingFields
 
@@ -41,7 +41,9 @@ class Line(SamplingFields):
     prompt_token_ids: tuple[int, ...] | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     priority: int = Field(default=0, ge=-(1 << 31), lt=1 << 31)
-    ttl: float | None = Field(default=None, gt=0, le=86_400, description="seconds that it may wait for its first step")
+    ttl: float | None = Field(
+        default=None, gt=0, le=MAX_TTL_S, description="seconds that it may wait for its first step"
+    )
 
     def as_prompt(self, chat: bool) -> Prompt:
         given = [value for value in (self.prompt, self.prompt_token_ids, self.messages) if value is not None]

@@ -15,7 +15,11 @@ def provide_predictors() -> Iterable[Component]:
         "learnt",
         "plugins.predictors.learnt:Learnt",
         "learnt from requests that have ended, by length, tenant and tokens of the prompt",
+        requires=("scheduler.predictor",),
     )
     yield Component(
-        "oracle", "plugins.predictors.oracle:Oracle", "output lengths that an experiment knows, by request id"
+        "oracle",
+        "plugins.predictors.oracle:Oracle",
+        "output lengths that an experiment knows, by request id",
+        requires=("scheduler.predictor",),
     )

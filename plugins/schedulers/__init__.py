@@ -8,54 +8,22 @@ from core.hookspecs import API_VERSION, Component, hookimpl
 
 NONET_API = API_VERSION
 
+_SCHEDULERS = (
+    ("fcfs", "fcfs:Fcfs", "first come, first served; preempts the youngest"),
+    ("priority", "priority:Priority", "better levels first, with aging; a full batch makes room for them"),
+    ("time_slice", "time_slice:TimeSlice", "round robin: a few steps in a row each, while others wait"),
+    ("slo", "slo:Slo", "earliest token deadline first; late requests yield"),
+    ("srtf", "srtf:Srtf", "shortest remaining time first, as a predictor expects it, with aging"),
+    ("fair", "fair:Fair", "tokens shared among tenants by weight, or round robin over tiers"),
+    ("prefix_aware", "prefix_aware:PrefixAware", "longest cached prefix first, with a bound on waiting"),
+    ("static", "static:Static", "batches that run to completion: the baseline"),
+)
+"""Name, module and class here, summary."""
+
+_WORDS = {"srtf": ("drafts", "predictor"), "priority": ("drafts", "priority")}
+
 
 @hookimpl
 def provide_schedulers() -> Iterable[Component]:
-    yield Component(
-        "fcfs",
-        "plugins.schedulers.fcfs:Fcfs",
-        "first come, first served; preempts the youngest",
-        provides=("drafts",),
-    )
-    yield Component(
-        "priority",
-        "plugins.schedulers.priority:Priority",
-        "better levels first, with aging; a full batch makes room for them",
-        provides=("drafts",),
-    )
-    yield Component(
-        "time_slice",
-        "plugins.schedulers.time_slice:TimeSlice",
-        "round robin: a few steps in a row each, while others wait",
-        provides=("drafts",),
-    )
-    yield Component(
-        "slo",
-        "plugins.schedulers.slo:Slo",
-        "earliest token deadline first; late requests yield",
-        provides=("drafts",),
-    )
-    yield Component(
-        "srtf",
-        "plugins.schedulers.srtf:Srtf",
-        "shortest remaining time first, as a predictor expects it, with aging",
-        provides=("drafts",),
-    )
-    yield Component(
-        "fair",
-        "plugins.schedulers.fair:Fair",
-        "tokens shared among tenants by weight, or round robin over tiers",
-        provides=("drafts",),
-    )
-    yield Component(
-        "prefix_aware",
-        "plugins.schedulers.prefix_aware:PrefixAware",
-        "longest cached prefix first, with a bound on waiting",
-        provides=("drafts",),
-    )
-    yield Component(
-        "static",
-        "plugins.schedulers.static:Static",
-        "batches that run to completion: the baseline",
-        provides=("drafts",),
-    )
+    for name, target, summary in _SCHEDULERS:
+        yield Component(name, f"plugins.schedulers.{target}", summary, provides=_WORDS.get(name, ("drafts",)))

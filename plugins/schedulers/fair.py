@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from core.batch import SchedulerOutput
 from core.request import Request
@@ -28,12 +28,11 @@ from core.scheduling.policy import Policy, QueueSettings
 from core.scheduling.queue_scheduler import QueueScheduler
 from core.stages.scheduler import SchedulerContext
 from plugins.schedulers.fair_queue import Account, FairQueue
+from plugins.schedulers.tiers import Tier, check_tiers
 
 
-class Tier(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    tenants: tuple[str, ...] = Field(min_length=1, description="tenants in this tier")
-    weight: float = Field(gt=0, le=1e6, description="share of each of them (tokens), or of the tier (round_robin)")
+class WeightTier(Tier):
+    weight: float = Field(ge=1e-6, le=1e6, description="share of each of them (tokens), or of the tier (round_robin)")
 
 
 class Fair(QueueScheduler):
@@ -43,8 +42,8 @@ class Fair(QueueScheduler):
         )
         input_weight: float = Field(default=1.0, ge=0, le=1e6, description="cost of a prompt token")
         output_weight: float = Field(default=2.0, gt=0, le=1e6, description="cost of a token of output")
-        tiers: Mapping[str, Tier] = Field(default_factory=dict, description="tier name -> its tenants and weight")
-        default_weight: float = Field(default=1.0, gt=0, le=1e6, description="weight of tenants that are in no tier")
+        tiers: Mapping[str, WeightTier] = Field(default_factory=dict, description="tier name -> its tenants and weight")
+        default_weight: float = Field(default=1.0, ge=1e-6, le=1e6, description="weight of tenants that are in no tier")
         displace_after: float | None = Field(
             default=None, gt=0, description="cost by which a tenant may lag while others have more slots; null: any"
         )
@@ -54,14 +53,26 @@ class Fair(QueueScheduler):
 
         @model_validator(mode="after")
         def _consistent(self) -> Fair.Settings:
-            tier_of: dict[str, str] = {}
-            for name, tier in self.tiers.items():
-                for tenant in tier.tenants:
-                    if tier_of.setdefault(tenant, name) != name:
-                        raise ValueError(f"scheduler.tiers: a tenant of {name} is in {tier_of[tenant]} too; keep one")
+            check_tiers(self.tiers)
+            self._check_keys()
+            return self
+
+        def _check_keys(self) -> None:
+            """Nothing that is set is without effect."""
             if self.mode == "round_robin" and self.displace_after is not None:
                 raise ValueError("scheduler.displace_after is a cost in tokens: it needs scheduler.mode=tokens")
-            return self
+            costs = sorted({"input_weight", "output_weight"} & self.model_fields_set)
+            if self.mode == "round_robin" and costs:
+                named = " and ".join(f"scheduler.{key}" for key in costs)
+                raise ValueError(
+                    f"scheduler.mode=round_robin counts admissions, and no tokens: leave out {named}, or set "
+                    "scheduler.mode=tokens"
+                )
+            if self.displace_after is None and "max_preemptions" in self.model_fields_set:
+                raise ValueError(
+                    "scheduler.max_preemptions is for running requests that make way for other tenants, and none does "
+                    "without scheduler.displace_after; set that too, or leave out the first"
+                )
 
     def __init__(self, settings: Settings, context: SchedulerContext):
         policy = SmallestCounter(settings) if settings.displace_after is None else Displacing(settings)

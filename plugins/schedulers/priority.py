@@ -24,25 +24,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from core.request import Request
 from core.scheduling.policy import Policy, QueueSettings
 from core.scheduling.queue_scheduler import QueueScheduler
 from core.stages.scheduler import SchedulerContext
+from plugins.schedulers.tiers import Tier, check_tiers
 
 Rank = tuple[int, float]
 
 
-class Tier(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    tenants: tuple[str, ...] = Field(min_length=1, description="tenants in this tier")
+class LevelTier(Tier):
     level: int = Field(description="level of their requests; lower is better")
 
 
 class Priority(QueueScheduler):
     class Settings(QueueSettings):
-        tiers: Mapping[str, Tier] = Field(default_factory=dict, description="tier name -> its tenants and level")
+        tiers: Mapping[str, LevelTier] = Field(default_factory=dict, description="tier name -> its tenants and level")
         default_level: int = Field(default=0, description="level of tenants that are in no tier")
         own_levels: int = Field(default=8, ge=0, description="levels by which `priority` moves a request at most")
         aging_s: float | None = Field(
@@ -57,11 +56,7 @@ class Priority(QueueScheduler):
 
         @model_validator(mode="after")
         def _consistent(self) -> Priority.Settings:
-            tier_of: dict[str, str] = {}
-            for name, tier in self.tiers.items():
-                for tenant in tier.tenants:
-                    if tier_of.setdefault(tenant, name) != name:
-                        raise ValueError(f"scheduler.tiers: a tenant of {name} is in {tier_of[tenant]} too; keep one")
+            check_tiers(self.tiers)
             if self.aging_s is not None and self.deadline_s >= self.aging_s:
                 raise ValueError(
                     f"scheduler.deadline_s ({self.deadline_s}) is not below scheduler.aging_s ({self.aging_s}): a deadline "

@@ -29,6 +29,7 @@ from core.request import Request, RequestStatus
 from core.scheduling.policy import Policy, QueueSettings
 from core.scheduling.queue_scheduler import QueueScheduler
 from core.stages.scheduler import SchedulerContext
+from plugins.schedulers.tiers import Tier, check_tiers
 
 RISE, FALL = 0.3, 0.03  # weight of the latest request in a running estimate: one that nine of ten stay below
 Rank = tuple[bool, float]  # (new or lost?, when its next token is due)
@@ -40,8 +41,8 @@ class Targets(BaseModel):
     tpot_s: float = Field(default=0.1, gt=0, allow_inf_nan=False, description="seconds per token after the first")
 
 
-class TierTargets(Targets):
-    tenants: tuple[str, ...] = Field(min_length=1, description="tenants in this tier")
+class TierTargets(Tier, Targets):
+    pass
 
 
 class Slo(QueueScheduler):
@@ -56,11 +57,7 @@ class Slo(QueueScheduler):
 
         @model_validator(mode="after")
         def _one_tier_each(self) -> Slo.Settings:
-            tier_of: dict[str, str] = {}
-            for name, tier in self.tiers.items():
-                for tenant in tier.tenants:
-                    if tier_of.setdefault(tenant, name) != name:
-                        raise ValueError(f"scheduler.tiers: a tenant of {name} is in {tier_of[tenant]} too; keep one")
+            check_tiers(self.tiers)
             return self
 
     def __init__(self, settings: Settings, context: SchedulerContext):

@@ -48,6 +48,8 @@ class Turn:
 
 
 class RoundRobin(Policy):
+    displaces_alike = True
+
     def __init__(self, num_iterations: int, min_tokens: int):
         self._num_iterations = num_iterations
         self._min_tokens = min_tokens

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from core.batch import SchedulerOutput
 from core.request import Request, RequestStatus
-from core.testing.fair_share import FairShareContract, Service, jain, uneven_requests
+from core.simulation.metrics import jain
+from core.testing.fair_share import FairShareContract, Service, uneven_requests
 from core.testing.fakes import FakeDrafts, FakeEngine, Limits, make_request
 from core.testing.scheduler import SchedulerContract
 from core.testing.scheduler_checks import SchedulerChecks
@@ -101,6 +102,12 @@ class TestFair(SchedulerContract, FairShareContract):
             ({"tiers": {"a": {"weight": 0, "tenants": ["x"]}}}, "weight"),
             ({"tiers": {"a": {"weight": 1, "tenants": []}}}, "tenants"),
             ({"mode": "round_robin", "displace_after": 5}, "scheduler.mode=tokens"),
+            (
+                {"mode": "round_robin", "input_weight": 2, "output_weight": 2},
+                "scheduler.mode=round_robin .* scheduler.input_weight and scheduler.output_weight, .* scheduler.mode=tokens",
+            ),
+            ({"mode": "round_robin", "output_weight": 3}, "leave out scheduler.output_weight, or"),
+            ({"max_preemptions": 3}, "scheduler.max_preemptions .* scheduler.displace_after"),
             ({"output_weight": 0}, "output_weight"),
             ({"mode": "lottery"}, "mode"),
         ],
@@ -251,7 +258,9 @@ class FairMachine(SchedulerMachine):
     def after_all(self) -> None:
         names: dict[str, list[str]] = {}
         for name in self.engine.first_scheduled:
-            names.setdefault(self.engine.ended[name].tenant, []).append(name)
+            request = self.engine.ended[name]
+            if not self.held_back(request):
+                names.setdefault(request.tenant, []).append(name)
         place = {name: index for index, name in enumerate(self.added)}
         for started in names.values():
             assert started == sorted(started, key=place.__getitem__)

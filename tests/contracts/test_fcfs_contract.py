@@ -11,7 +11,10 @@ from pydantic import ValidationError
 from core.request import Request, RequestStatus
 from core.scheduling.policy import Policy, QueueSettings
 from core.scheduling.queue_scheduler import QueueScheduler
+from core.scheduling.starts import MAX_PASSED
+from core.stages.prefill import Chunked, Prefill, PrefillContext, Whole
 from core.stages.scheduler import SchedulerContext
+from core.testing.fake_loop import fake_engine
 from core.testing.fakes import FakeDrafts, FakeEngine, Limits, make_request
 from core.testing.scheduler import ArrivalOrderContract, SchedulerChecks, SchedulerContract
 from core.testing.scheduler_machine import SchedulerMachine, machine_test
@@ -144,6 +147,17 @@ class HighestFirst(Policy):
         return [request for request in reversed(self.running_order(running)) if request.priority > head.priority]
 
 
+class Counting:
+    """A `Prefill` that counts how often it is asked."""
+
+    def __init__(self, prefill: Prefill):
+        self._prefill, self.num_asked = prefill, 0
+
+    def num_tokens(self, request: Request, remaining: int, token_budget: int) -> int:
+        self.num_asked += 1
+        return self._prefill.num_tokens(request, remaining, token_budget)
+
+
 class TestDisplacingPolicy(SchedulerContract):
     """The mechanism under a policy that reorders and displaces."""
 
@@ -173,6 +187,47 @@ class TestDisplacingPolicy(SchedulerContract):
         engine.drain()
         assert engine.ended[next(iter(engine.ended))] is not low[1]
         self.assert_complete(engine, [*low, high])
+
+    @pytest.mark.parametrize("held_back", ["by its length", "by the step's budget"])
+    def test_nobody_gives_way_to_a_head_that_stage_5_holds_back(self, held_back: str) -> None:
+        """It would be preempted for nothing, and again in the next step."""
+        limits = Limits(max_num_running_reqs=2, max_num_scheduled_tokens=48)
+        prefill: Prefill = Whole(Whole.Settings(), PrefillContext(48))
+        if held_back == "by its length":
+            settings = Chunked.Settings(chunk_size=4, long_chunk_size=4, long_prompt=40, max_long_prefills=1)
+            prefill = Chunked(settings, PrefillContext(48))
+        engine = fake_engine(60, limits, scheduler=self.make_scheduler, prefill=prefill)
+        first = make_request("first", [1] * (60 if held_back == "by its length" else 20), 40, priority=5)
+        short = make_request("short", [2] * 4, 40, priority=5)
+        engine.add(first, short)
+        engine.step()
+        high = make_request("high", [3] * 47, 4, priority=1)  # 47 and a token of another running request are 48
+        engine.add(high)
+        num_steps = 0
+        while not high.num_computed_tokens:
+            engine.step()
+            num_steps += 1
+            assert not engine.preempted or high.num_computed_tokens, "a victim, and the head does not run"
+            assert num_steps < 40
+        assert engine.preempted == ["short"]
+        engine.drain()
+        self.assert_complete(engine, [first, short, high])
+
+    def test_what_stage_5_holds_back_is_not_asked_for_in_each_step(self) -> None:
+        """Three hundred long prompts behind the one that runs, and a short one behind them all."""
+        settings = Chunked.Settings(chunk_size=4, long_chunk_size=4, long_prompt=40, max_long_prefills=1)
+        prefill = Counting(Chunked(settings, PrefillContext(64)))
+        engine = fake_engine(400, Limits(), scheduler=self.make_scheduler, prefill=prefill)
+        engine.add(*(make_request(f"long{index:03}", [index % 50] * 41, 2) for index in range(300)))
+        short = make_request("short", [7] * 3, 2)
+        engine.add(short)
+        asked = []
+        for _ in range(60):
+            before = prefill.num_asked
+            engine.step()
+            asked.append(prefill.num_asked - before)
+        assert max(asked) <= 2 * MAX_PASSED + 2 * Limits().max_num_running_reqs
+        assert short.is_finished, "those behind get their turn"
 
     def test_a_request_displaced_with_drafts_in_flight_keeps_the_right_ones(self) -> None:
         engine = self.make_engine(60, Limits(max_num_running_reqs=1), decode=FakeDrafts(3, 1))
@@ -230,8 +285,9 @@ class FcfsMachine(SchedulerMachine):
     checks = TestFcfs
 
     def after_all(self) -> None:
-        started = [name for name in self.added if name in self.engine.first_scheduled]
-        assert self.engine.first_scheduled == started
+        kept = {name for name in self.added if not self.held_back(self.engine.ended[name])}
+        order = [name for name in self.engine.first_scheduled if name in kept]
+        assert order == [name for name in self.added if name in order]
 
 
 TestFcfsMachine = machine_test(FcfsMachine)

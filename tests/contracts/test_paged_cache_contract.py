@@ -75,6 +75,18 @@ def test_settings_are_refused_with_the_field_named() -> None:
         PagedCache.Settings(block_sise=16)  # type: ignore[call-arg]
 
 
+def test_settings_that_would_do_nothing_are_refused_with_what_they_need() -> None:
+    with pytest.raises(ValidationError, match="cache.max_pinned_fraction .* set cache.pin_hits"):
+        PagedCache.Settings(max_pinned_fraction=0.5)
+    for values in ({}, {"swap_memory": 0}, {"swap_memory": "4GiB", "num_swap_blocks": 0}):
+        with pytest.raises(
+            ValidationError, match="cache.swap_checksums .* set cache.swap_memory .* cache.num_swap_blocks"
+        ):
+            PagedCache.Settings(swap_checksums=True, **values)  # type: ignore[arg-type]
+        assert not PagedCache.Settings(swap_checksums=False, **values).swaps  # type: ignore[arg-type]
+    assert PagedCache.Settings(swap_checksums=True, num_swap_blocks=3).swaps
+
+
 def test_lookup_of_a_request_with_blocks_is_an_error() -> None:
     cache = PagedCache(PagedCache.Settings(), CacheContext(4, 1024))
     request = make_request("a", [1])

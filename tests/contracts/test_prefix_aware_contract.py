@@ -116,7 +116,7 @@ class PrefixAwareMachine(SchedulerMachine):
         waiting = [
             waits[request.request_id].since
             for request in self.engine.requests.values()
-            if request.first_scheduled_time is None
+            if request.first_scheduled_time is None and not self.held_back(request)
         ]
         overdue = [since for since in waiting if since <= now - 0.2]
         assert not started or not overdue or max(started) <= min(overdue) or max(started) <= now - 0.2

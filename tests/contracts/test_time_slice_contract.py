@@ -111,7 +111,8 @@ class TimeSliceMachine(SchedulerMachine):
         self.slices.before_step(self.engine)
 
     def after_step(self, output: SchedulerOutput) -> None:
-        if not self.options["whole"]:  # where a prompt must fit what a step has left, room alone is not enough
+        # Where a prompt must fit what a step has left, or stage 5 holds it back, room alone is not enough.
+        if not self.options["whole"] and not self.options["chunked"]:
             self.slices.after_step(self.engine, self.seen)
 
 

@@ -15,9 +15,8 @@ import pytest
 
 from core.commands import plugins_faults
 from core.errors import ConfigError
-from core.lab import check_plugins
-from core.lab.check_plugins import Outcome
 from core.lab.fault_table import NUM_REQUESTS, Cell, as_table, fault_table
+from core.lab.pieces import Outcome, main
 from core.lab.plugin_cost import Round, as_line, plugin_cost, summed_up
 from core.lab.quiet import quiet
 from core.lab.refusals import refusals
@@ -235,14 +234,14 @@ PIECES: dict[str, Callable[[], Outcome]] = {"fine": fine, "poor": poor}
 
 
 def test_the_last_line_has_the_figures_of_all_pieces(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_plugins.main([], PIECES) == 1
+    assert main([], PIECES, "plugins") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "--- fine: Nothing is wrong."
     assert lines[-1] == "plugins FAILED in 0 s: fine 3/3; FAILED: poor 1/3"
-    assert check_plugins.main(["fine"], PIECES) == 0
+    assert main(["fine"], PIECES, "plugins") == 0
     assert capsys.readouterr().out.splitlines()[-1] == "plugins ok in 0 s: fine 3/3"
 
 
 def test_a_piece_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_plugins.main(["fien"], PIECES) == 2
+    assert main(["fien"], PIECES, "plugins") == 2
     assert capsys.readouterr().err == "no piece is called 'fien'; did you mean fine?\n"

@@ -98,6 +98,15 @@ def test_the_table_and_its_json_say_the_same(capsys: pytest.CaptureFixture[str])
     assert "built-in components only" not in capsys.readouterr().out
 
 
+def test_what_a_component_requires_of_a_third_stands_around_the_pair() -> None:
+    """A predictor that the default scheduler does not ask goes with all else, beside one that asks."""
+    learnt = {cell.first.name if cell.second.name == "learnt" else cell.second.name: cell for cell in CELLS
+              if "learnt" in (cell.first.name, cell.second.name)}  # fmt: skip
+    schedulers = {name for group, name in ITEMS if group == "scheduler"}
+    assert {name for name, cell in learnt.items() if not cell.works} == schedulers - {"srtf"}
+    assert len(learnt) > 20
+
+
 def test_the_command_refuses_an_argument_it_does_not_know() -> None:
     with pytest.raises(ConfigError, match="usage: plugins matrix"):
         run(["--every"])

@@ -99,6 +99,10 @@ def results(answers: Sequence[Answered]) -> list[list[tuple[Any, ...]]]:
     return [[(c.token_ids, c.text, c.finish_reason, c.stop_reason) for c in answer.choices] for answer in answers]
 
 
+def logprobs(answers: Sequence[Answered]) -> list[float]:
+    return [row.logprob for answer in answers for choice in answer.choices for row in choice.logprobs]
+
+
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 @pytest.mark.parametrize("every", [1, 3, 7])
 async def test_f51_forced_preemption_changes_nothing(
@@ -107,6 +111,7 @@ async def test_f51_forced_preemption_changes_nothing(
     async with running_session(forced_session(folder, every, mode)) as pipeline:
         answers = await answered_in_turns(pipeline, forced_calls())
         assert results(answers) == results(forced_solo)
+        assert logprobs(answers) == pytest.approx(logprobs(forced_solo), abs=1e-4)
         num_preempted = sum(step.num_preemptions for step in pipeline.steps)
         num_swapped_in = sum(step.num_swapped_in_blocks for step in pipeline.steps)
         assert num_preempted >= len(pipeline.steps) // every - AT_ONCE
@@ -116,7 +121,7 @@ async def test_f51_forced_preemption_changes_nothing(
 F50_WAYS = list(product(("fcfs", "priority"), ("recompute", "swap"), (True, False), (True, False)))
 
 
-def f50_calls() -> list[GenerateRequest]:
+def f50_calls(levels: int = 1) -> list[GenerateRequest]:
     """64 requests of 1 to 400 tokens, prompt and output; the pool of `F50_BLOCKS` holds 2.5 of the longest."""
     draw = random.Random(50)
     shared = random_ids(48, seed=50)
@@ -126,7 +131,7 @@ def f50_calls() -> list[GenerateRequest]:
         num_output = min(draw.randint(1, 40), total - 1)
         own = random_ids(total - num_output, 1000 + index)
         prompt = [*shared, *own[48:]] if len(own) > 48 and index % 2 else own
-        calls.append(replace(call(f"r{index}", prompt, num_output), priority=draw.randint(0, 2)))
+        calls.append(replace(call(f"r{index}", prompt, num_output), priority=draw.randint(0, 2) % levels))
     return calls
 
 
@@ -156,7 +161,7 @@ async def test_f50_kv_for_two_and_a_half_sequences(
         f"cache.enable_prefix_caching={str(cached).lower()}",
     )
     async with running(*way) as pipeline:
-        answers = await pipeline.answer_all(f50_calls())
+        answers = await pipeline.answer_all(f50_calls(levels=3 if scheduler == "priority" else 1))
         assert results(answers) == results(f50_solo)
         assert sum(step.num_preemptions for step in pipeline.steps) > 0
         if mode == "swap":

@@ -46,9 +46,12 @@ def test_a_run_prints_and_writes_its_figures(tmp_path: Path, capsys: pytest.Capt
         (["workload=conversion"], "workload='conversion': there is none; did you mean conversation"),
         (["cost=nowhere.json"], "cost=nowhere.json: no such file"),
         (["stride=0"], "simulate.stride"),
-        (["num_requests=10", "output=nowhere/run.json"], "output=nowhere/run.json: No such file"),
+        (["num_requests=10", "output=nowhere/run.json"], "output=nowhere/run.json: it cannot be written"),
         (["fit"], "'fit.output': it must be set"),
         (["fit", "output=x", "second=3"], "unknown config key 'fit.second'; did you mean seconds"),
+        (["workload=code", "speedup=2"], "speedup is for traces, and does nothing to workload=code"),
+        (["load=0.5", "short_share=0.5"], "short_share is for workload=mixed"),
+        (["compare", "cost=gpu", "fit_seconds=3"], "fit_seconds does nothing beside cost"),
         (["compare", "lod=1"], "unknown config key 'compare.lod'; did you mean load"),
     ],
 )

@@ -153,6 +153,22 @@ def test_a_requirement_names_both_parties_and_what_to_choose():
         assert part in message
 
 
+@pytest.mark.parametrize("predictor", ["learnt", "oracle"])
+def test_a_predictor_that_the_scheduler_does_not_ask_is_refused(predictor):
+    for provided in BUILTINS.components("scheduler"):
+        scheduler = provided.component.name
+        if scheduler == "srtf":
+            description, _ = described(BUILTINS, f"scheduler={scheduler}", f"predictor={predictor}")
+            assert description.part("predictor").provided.component.name == predictor
+            continue
+        message = refusal(BUILTINS, f"scheduler={scheduler}", f"predictor={predictor}")
+        assert f"predictor={predictor} (plugin plugins.predictors, nonet " in message
+        assert (
+            f"requires scheduler.predictor, which scheduler={scheduler} (plugin plugins.schedulers, nonet " in message
+        )
+        assert message.endswith("does not provide; choose scheduler=srtf, or choose predictor=max_tokens")
+
+
 def test_a_word_that_nothing_provides_gets_a_near_match(install):
     plugins = install(decode=component("ngram", requires=("sampler.darfts",)))
     message = refusal(plugins, "decode=ngram")

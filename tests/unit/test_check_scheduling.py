@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from core.lab import check_scheduling
-from core.lab.check_scheduling import PIECES, kv_waste, million, policies, run
+from core.lab.check_scheduling import PIECES, Bench, cost, kv_waste, million, policies, run
+from core.lab.scheduling_cost import Growth, MeasuredCost, measure, step_cost
 from core.simulation.cells import Figures
 from core.simulation.scenarios import CONTENDERS, SCENARIOS
 from core.simulation.table_rows import Row, Table
@@ -58,7 +59,7 @@ def _run(scenario: str, load: float, name: str, seed: int, figures: Mapping[str,
 
 def outcome(monkeypatch, piece, size="full", **changed):
     monkeypatch.setattr(check_scheduling, "make_table", lambda settings: table(**changed))
-    return piece(size)
+    return piece(Bench(size))
 
 
 def test_all_promises_kept(monkeypatch, capsys):
@@ -109,7 +110,7 @@ def test_kv_waste_is_that_of_the_worst_load(monkeypatch, capsys):
 
 def test_a_million_is_counted(monkeypatch, capsys):
     monkeypatch.setitem(check_scheduling.NUM_SIMULATED, "quick", 200)
-    found = million("quick")
+    found = million(Bench("quick"))
     assert found.good and found.figures.startswith("200 requests simulated in")
 
 
@@ -130,3 +131,52 @@ def test_an_unknown_piece_is_named(capsys):
 def test_every_piece_says_what_it_is():
     assert set(PIECES) == {"cost", "kv_waste", "policies", "simulator", "million"}
     assert all((piece.__doc__ or "").strip() for piece in PIECES.values())
+
+
+def test_the_table_is_made_once_for_all_that_read_it(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(check_scheduling, "make_table", lambda settings: asked.append(settings) or table())
+    assert run(["--quick", "kv_waste", "policies"]) == 0
+    assert [one.policies for one in asked] == [""]
+    assert run(["--quick", "kv_waste"]) == 0
+    assert [one.policies for one in asked] == ["", "static"]
+
+
+def measured(build_ms=1.0, **slow):
+    costs = [
+        MeasuredCost(n, 0.0005 * n + slow.get(f"at_{n}", 0.0), 0.0, build_ms * n / 2000) for n in (64, 256, 1024, 2000)
+    ]
+    return lambda: (costs, Growth.of(costs))
+
+
+@pytest.mark.parametrize(("found", "good"), [({}, True), ({"build_ms": 4.5}, False), ({"at_2000": 1.5}, False)])
+def test_costs_are_held_against_their_limits(monkeypatch, capsys, found, good):
+    monkeypatch.setattr("core.lab.scheduling_cost.measure", measured(**found))
+    outcome = cost(Bench("full"))
+    assert outcome.good is good and "batch building" in outcome.figures
+    assert cost(Bench("quick")).good
+
+
+def test_a_cost_is_the_least_of_its_rounds(monkeypatch):
+    rounds = {
+        8: [(1.0, 2.0, 3.0), (9.0, 4.0, 4.0), (2.0, 8.0, 1.0)],
+        16: [(5.0, 5.0, 5.0), (6.0, 4.0, 6.0), (7.0, 7.0, 3.0)],
+    }
+    sizes = []
+
+    def step_cost(size, make):
+        sizes.append(size)
+        return MeasuredCost(size, *rounds[size].pop())
+
+    monkeypatch.setattr("core.lab.scheduling_cost.step_cost", step_cost)
+    costs, _ = measure((8, 16))
+    assert sizes == [8, 16] * 3
+    assert costs[0] == MeasuredCost(8, 1.0, 2.0, 1.0) and costs[1] == MeasuredCost(16, 5.0, 4.0, 3.0)
+
+
+def test_a_scheduler_that_reserves_whole_answers_is_measured_too():
+    """No time is looked at: that it ends, with every request decoding in every step that counts."""
+    from plugins.schedulers.static import Static
+
+    found = step_cost(6, lambda settings, context: Static(Static.Settings(**settings.model_dump()), context), 3)
+    assert found.num_running == 6 and found.scheduling_ms > 0

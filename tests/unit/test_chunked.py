@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from core.batch import ScheduledRequest, SchedulerOutput
+from core.isolation.stages import step_time
 from core.request import Request, RequestStatus
 from core.stages.prefill import Chunked, PrefillContext
 from core.stages.step_cost import StepTime, attended
@@ -14,10 +17,16 @@ from core.testing.engines import engine_request, make_engine
 from core.testing.fake_loop import fake_engine
 from core.testing.fakes import FakeEngine, Limits, make_request
 from core.testing.harness.fake_executors import FakeExecutor
+from core.testing.scheduler_checks import SchedulerChecks
+from core.testing.scheduler_machine import PREFILLS
 from plugins.schedulers.fcfs import Fcfs
 
 BUDGET = 2048
 FIXED_S, PER_TOKEN_S, PER_DECODE_S, PER_POSITION_S = 0.005, 5e-5, 5e-4, 5e-9
+
+
+class AnyScheduler(SchedulerChecks):
+    component = Fcfs
 
 
 def chunked(budget: int = BUDGET, **settings: Any) -> Chunked:
@@ -30,7 +39,7 @@ def step_seconds(num_prefill: int, num_decodes: int, num_attended: int) -> float
 
 def run_prompt(prefill: Chunked, length: int, num_decodes: int) -> list[float]:
     """A prompt beside running streams, on a machine of the costs above. The seconds of each step with some of it."""
-    request, took = make_request("long", [1] * length), []
+    request, took = make_request("long", [1] * length, status=RequestStatus.RUNNING), []
     while request.num_computed_tokens < length:
         start = request.num_computed_tokens
         count = prefill.num_tokens(request, length - start, BUDGET - num_decodes)
@@ -38,6 +47,28 @@ def run_prompt(prefill: Chunked, length: int, num_decodes: int) -> list[float]:
         request.num_computed_tokens += count
         prefill.step_finished(StepTime(count, num_decodes, took[-1], attended(start, count)))
     return took
+
+
+def start(prefill: Chunked, request: Request, token_budget: int) -> int:
+    """As a scheduler does that has room for it. The tokens of its first chunk."""
+    count = prefill.num_tokens(request, request.num_tokens, token_budget)
+    if count:
+        request.status, request.num_computed_tokens = RequestStatus.RUNNING, count
+    return count
+
+
+def paced(target: float = 0.03, num_decodes: int = 8) -> Chunked:
+    """It knows what steps of the costs above take, and that streams run."""
+    prefill = chunked(target_tpot=target)
+    for _ in range(2):
+        run_prompt(prefill, 3000, num_decodes)
+    return prefill
+
+
+def test_a_bound_of_chunks_by_time_needs_a_time() -> None:
+    with pytest.raises(ValidationError, match="prefill.min_chunk .* set prefill.target_tpot"):
+        Chunked.Settings(min_chunk=8)
+    assert Chunked.Settings(min_chunk=8, target_tpot=0.1).min_chunk == 8
 
 
 # --- sizes -------------------------------------------------------------------------------------------------------------
@@ -63,8 +94,8 @@ def test_a_target_that_cannot_be_met_leaves_the_least_chunk() -> None:
     prefill = chunked(target_tpot=0.001, min_chunk=48)
     run_prompt(prefill, 3000, 8)
     request = make_request("a", [1] * 1000)
-    assert prefill.num_tokens(request, 1000, BUDGET) == 48
-    assert prefill.num_tokens(make_request("b", [1] * 1000), 1000, BUDGET - 48) == 0, "one of them moves on, not each"
+    assert start(prefill, request, BUDGET - 8) == 48
+    assert prefill.num_tokens(make_request("b", [1] * 1000), 1000, BUDGET - 56) == 0, "one of them moves on, not each"
 
 
 def test_all_prompts_of_a_step_share_its_target() -> None:
@@ -73,7 +104,7 @@ def test_all_prompts_of_a_step_share_its_target() -> None:
         run_prompt(prefill, length, 8)
     budget, total, positions = BUDGET - 8, 0, 0
     for name in "abcdef":
-        count = prefill.num_tokens(make_request(name, [1] * 150), 150, budget)
+        count = start(prefill, make_request(name, [1] * 150), budget)
         budget, total, positions = budget - count, total + count, positions + attended(0, count)
     assert step_seconds(total, 8, positions) <= 0.03 * 1.02 and total > 300
 
@@ -89,9 +120,81 @@ def test_prompts_that_are_through_count_as_streams_of_the_next_step() -> None:
     prefill = chunked(target_tpot=0.02)
     for _ in range(10):
         prefill.step_finished(StepTime(512, 0, 0.1, attended(0, 512)))
-    assert prefill.num_tokens(make_request("short", [1] * 100), 100, BUDGET) == 100
+    assert start(prefill, make_request("short", [1] * 100), BUDGET) == 100
     prefill.step_finished(StepTime(100, 0, 0.02, attended(0, 100)))
     assert prefill.num_tokens(make_request("long", [1] * 5000), 5000, BUDGET - 1) < 200
+
+
+def test_one_that_was_asked_for_and_not_started_takes_nothing_of_the_step() -> None:
+    prefill, budget = paced(), BUDGET - 8
+    alone = prefill.num_tokens(make_request("a", [1] * 1000), 1000, budget)
+    assert alone > 200
+    for name in "bcd":
+        assert prefill.num_tokens(make_request(name, [1] * 1000), 1000, budget) == alone
+    assert start(prefill, make_request("e", [1] * 1000), budget) == alone
+    assert prefill.num_tokens(make_request("f", [1] * 1000), 1000, budget - alone) == 0
+
+
+def test_a_second_question_in_a_step_forgets_nothing_that_was_given() -> None:
+    """Nor does the scheduler's question what a whole step would do, whose answer is that of a step with nothing in it."""
+    prefill, budget = paced(), BUDGET - 8
+    late = make_request("late", [1] * 1000)
+    first = start(prefill, make_request("a", [1] * 200), budget)
+    second = prefill.num_tokens(late, 1000, budget - first)
+    assert first == 200 and 16 < second < 300
+    assert prefill.num_tokens(late, 1000, BUDGET) > 300
+    assert prefill.num_tokens(late, 1000, budget - first) == second
+    assert start(prefill, late, budget - first) == second
+    assert prefill.num_tokens(make_request("b", [1] * 1000), 1000, budget - first - second) == 0
+
+
+def test_a_prefix_hit_is_where_a_waiting_request_begins() -> None:
+    """Later positions attend to more: fewer of them fit, whether they were computed or found."""
+    prefill = chunked(target_tpot=0.03)
+    for length in (3000, 12_000):
+        run_prompt(prefill, length, 8)
+    found = prefill.num_tokens(make_request("a", [1] * 12_000), 2000, BUDGET)
+    computed = make_request("b", [1] * 12_000, status=RequestStatus.RUNNING, num_computed_tokens=10_000)
+    assert found == prefill.num_tokens(computed, 2000, BUDGET)
+    assert found < prefill.num_tokens(make_request("c", [1] * 12_000), 12_000, BUDGET)
+
+
+def test_a_prompt_that_has_ended_with_its_first_token_is_no_stream_of_the_next_step() -> None:
+    prefill = chunked(target_tpot=0.02)
+    for _ in range(10):
+        prefill.step_finished(StepTime(512, 0, 0.1, attended(0, 512)))
+    short = make_request("short", [1] * 100, 1)
+    assert start(prefill, short, BUDGET) == 100
+    short.status = RequestStatus.FINISHED_LENGTH
+    prefill.step_finished(StepTime(100, 0, 0.02, attended(0, 100)))
+    assert prefill.num_tokens(make_request("long", [1] * 5000), 5000, BUDGET) == 512
+
+
+def test_a_step_that_failed_untold_leaves_the_next_one_whole() -> None:
+    prefill = paced()
+    first = start(prefill, make_request("a", [1] * 1000), BUDGET - 8)
+    assert prefill.num_tokens(make_request("b", [1] * 1000), 1000, BUDGET - 8) == first
+
+
+def test_in_an_engine_steps_with_prompts_stay_within_the_target() -> None:
+    """With few blocks: most of those that are asked for do not start."""
+    limits = Limits(max_num_scheduled_tokens=BUDGET, max_num_running_reqs=12, max_model_len=4096)
+    prefill = chunked(target_tpot=0.03)
+    engine = fake_engine(120, limits, prefill=prefill)
+    engine.watcher = None  # it is told of other costs here
+    engine.add(*(make_request(f"s{i}", [i] * 20, 200) for i in range(4)))
+    took: list[float] = []
+    for number in range(150):
+        if number % 3 == 0:
+            engine.add(make_request(f"r{number}", [number] * 400, 10))
+        parts = engine.step().scheduled
+        chunks = [(p.start, p.num_tokens) for p in parts if p.num_tokens > 1]
+        num_prefill, num_attended = sum(n for _, n in chunks), sum(attended(*chunk) for chunk in chunks)
+        seconds = step_seconds(num_prefill, len(parts) - len(chunks), num_attended)
+        took += [seconds] if number > 20 and chunks else []
+        prefill.step_finished(StepTime(num_prefill, len(parts) - len(chunks), seconds, num_attended))
+    assert len(took) > 30 and max(took) <= 0.03 * 1.05
+    assert sorted(took)[len(took) // 2] >= 0.03 * 0.6
 
 
 # --- long prompts ------------------------------------------------------------------------------------------------------
@@ -283,6 +386,23 @@ def test_the_engine_tells_of_each_step() -> None:
     assert sum(step.num_decodes for step in prefill.told) == 4 + 2
 
 
+def test_a_part_is_a_decode_where_it_is_one_token_past_the_prompt_and_drafts() -> None:
+    """Output that a preempted request computes again is prefill, and so is the last token of a prompt alone."""
+    request = make_request("a", [1] * 40)
+    request.append_output(range(60))
+    parts = (
+        ScheduledRequest(request, 99, 1),
+        ScheduledRequest(request, 99, 4, num_drafts=3),
+        ScheduledRequest(request, 40, 60),  # computed again
+        ScheduledRequest(request, 50, 20, samples=False),
+        ScheduledRequest(request, 30, 50, samples=False),
+        ScheduledRequest(request, 39, 1, samples=False),
+    )
+    told = step_time(SchedulerOutput(1, parts), 0.5)
+    num_attended = sum(attended(part.start, part.num_tokens) for part in parts[2:])
+    assert told == StepTime(60 + 20 + 50 + 1, 1 + 4, 0.5, num_attended)
+
+
 def test_one_that_fails_to_listen_fails_nobody_and_is_reported() -> None:
     expected, _ = run_engine(chunked(256))
     found, outputs = run_engine(Failing(Chunked.Settings(), PrefillContext(256)))
@@ -293,3 +413,20 @@ def test_one_that_fails_to_listen_fails_nobody_and_is_reported() -> None:
 
 def test_one_of_api_1_1_is_not_told() -> None:
     assert run_engine(Silent())[0] == run_engine(chunked(256))[0]
+
+
+@pytest.mark.parametrize("options", PREFILLS, ids=str)
+def test_the_scheduler_machine_meets_each_of_its_prefills(options: dict[str, Any]) -> None:
+    """Long prompts wait for each other until the last chunk, and chunks get as small as the target says, beside a stream."""
+    limits = Limits(48, 6, max_model_len=200)
+    engine = AnyScheduler().make_engine(60, limits, prefix_caching=False, chunk_size=13, **options)
+    engine.add(make_request("stream", [1], 200))
+    num_begun, num_tokens = [], []  # prompts that go on in the next step, and tokens of prompts
+    for index in range(12):
+        engine.add(make_request(f"long{index}", [index] * 45, 1))
+    for _ in range(40):
+        parts = engine.step().scheduled
+        num_begun.append(sum(not part.samples for part in parts))
+        num_tokens.append(sum(part.num_tokens for part in parts if part.num_tokens > 1))
+    assert max(num_begun) == (0 if options["whole"] else 1 if "max_long_prefills" in options["chunked"] else 4)
+    assert (max(num_tokens[8:]) <= 10) == ("target_tpot" in options["chunked"])

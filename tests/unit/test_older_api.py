@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -157,3 +158,16 @@ def test_what_the_table_names_is_there():
         module, _, name = what.partition(".")
         if module == "Component":
             assert name in Component.__slots__
+
+
+def test_load_aware_is_found_where_it_was_in_1_1():
+    import core.stages.admission as admission
+    from core.stages.admission import LoadAware
+    from core.stages.load_aware import LoadAware as Moved
+
+    assert LoadAware is Moved and LoadAware.__mro__[0].__module__ == "core.stages.load_aware"
+    with pytest.raises(AttributeError, match="'core.stages.admission' has no attribute 'LoadAwar'"):
+        admission.LoadAwar  # noqa: B018
+    for module in ("admission", "load_aware"):  # whichever comes first in a process
+        code = f"import core.stages.{module}; from core.stages.admission import LoadAware, Open"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

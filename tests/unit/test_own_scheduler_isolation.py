@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from core.batch import ScheduledRequest, SchedulerOutput
 from core.request import STATUS_OF_REASON, FinishReason, Request, RequestStatus
@@ -85,4 +86,16 @@ def test_a_scheduler_that_is_a_class_of_its_own_is_guarded_like_ours(stage: str)
     assert chaos.fired
     assert_solo(answers, sent, but=VICTIM)
     assert answers.error(VICTIM).startswith(f"{stage}=chaos")
+    assert_whole(engine)
+
+
+def test_deadlines_hold_with_a_scheduler_that_knows_nothing_of_them() -> None:
+    """Plugin API 1.1 had none; a request that is past its own is not run for nobody."""
+    engine, sent = engine_of(Turns), requests()
+    late = structs.replace(sent[1], deadline=sent[1].arrival_time)
+    timely = [structs.replace(one, deadline=one.arrival_time + 3600) for one in sent if one is not sent[1]]
+    engine.add([timely[0], late, *timely[1:]])
+    answers = run(engine, [])
+    assert answers.ends(late.request_id) == [FinishReason.EXPIRED]
+    assert all(answers.ends(one.request_id) == [FinishReason.LENGTH] for one in timely)
     assert_whole(engine)

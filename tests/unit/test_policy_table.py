@@ -9,6 +9,7 @@ from statistics import NormalDist
 
 import pytest
 
+from core.commands import simulate as command
 from core.errors import ConfigError
 from core.simulation.build import SimulationSettings, open_simulation
 from core.simulation.cells import Figures, Job, run_jobs, work
@@ -16,7 +17,7 @@ from core.simulation.intervals import T_QUANTILES, relative_change, t_interval
 from core.simulation.load import at_load, throughput, with_rate
 from core.simulation.loop import simulate
 from core.simulation.scenarios import CONTENDERS, SCENARIOS, Contender, Scenario, contenders, scenarios
-from core.simulation.table import TableSettings, make_table, run
+from core.simulation.table import TableSettings, make_table
 from core.simulation.table_rows import Row, Table
 from core.simulation.table_text import as_records, as_text
 from core.simulation.traffic import TrafficSettings, open_traffic
@@ -43,6 +44,10 @@ def test_changes_are_those_of_pairs():
     found = relative_change([5.0, 50.0, 500.0], [10.0, 100.0, 1000.0])
     assert (found.mean, found.low, found.high) == (-0.5, -0.5, -0.5)
     assert str(found) == "-50.0% [-50.0%, -50.0%]"
+
+
+def run(words):
+    return command.run(["table", *words])
 
 
 def row(values: list[float], baseline: list[float]) -> Row:
@@ -130,6 +135,8 @@ def test_nothing_but_key_value_pairs_is_taken():
         run(["small"])
     with pytest.raises(ConfigError, match="size"):
         run(["size=huge"])
+    with pytest.raises(ConfigError, match="a table has its own machine"):
+        run(["scheduler=srtf"])
     with pytest.raises(ConfigError, match="no row of the table"):
         make_table(TableSettings(policies="nobody"))
 

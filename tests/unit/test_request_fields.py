@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pydantic import BaseModel, ConfigDict
 
@@ -10,11 +12,13 @@ from core.components import PluginRecord, Provided
 from core.config.compose import compose
 from core.errors import PluginError, RequestError
 from core.front.request_fields import RequestFields, _check_values, params_class
-from core.hookspecs import Component
+from core.hookspecs import API_VERSION, Component
 from core.outputs import PluginIncident
 from core.plugins import Plugins, load_plugins
 from core.request import SamplingParams
 from core.settings import Settings
+from core.testing.harness.fronts import FrontHarness, ids_of, request
+from plugins.schedulers.fcfs import Fcfs
 
 PLUGINS = load_plugins()
 ACME = PluginRecord("acme", "acme-wheel", "1.0", "loaded")
@@ -74,6 +78,50 @@ def test_a_sampler_that_runs_no_processors_is_not_silent_about_it():
     fields = with_sampler(fields_of("logits_processors=[]"), "temperature")
     assert "sampler=greedy +logits_processors=[min_tokens]" in refused(fields, min_tokens=3).message
     with_sampler(fields_of(), "min_tokens").check(SamplingParams(min_tokens=3))  # one that honours it by itself
+
+
+def refused_priority(fields: RequestFields, priority: int) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        fields.check_priority(priority)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, "priority", "unsupported")
+    return caught.value
+
+
+@pytest.mark.parametrize("scheduler", ["fcfs", "slo", "srtf", "fair", "time_slice", "prefix_aware", "static"])
+def test_a_priority_that_nobody_looks_at_is_refused(scheduler):
+    fields = fields_of(f"scheduler={scheduler}")
+    fields.check_priority(0)
+    for priority in (-1, 3):
+        assert refused_priority(fields, priority).message == (
+            f"priority is not supported by scheduler={scheduler}; serve with scheduler=priority for it"
+        )
+
+
+def test_the_priority_scheduler_takes_any():
+    fields = fields_of("scheduler=priority")
+    for priority in (-5, 0, 7):
+        fields.check_priority(priority)
+
+
+async def test_the_front_asks_before_it_renders():
+    async with FrontHarness(Fcfs, wrap={"request_fields": lambda _: fields_of()}) as h:
+        with pytest.raises(RequestError, match="scheduler=fcfs; serve with scheduler=priority"):
+            await h.front.generate_many([replace(request("a"), priority=2)])
+        assert len(ids_of([output async for output in h.front.generate(request("b"))])) == 8
+
+
+def test_a_scheduler_from_before_the_word_is_given_every_priority():
+    fields = fields_of()
+    component = Component("mine", "acme.mine:Mine", "a scheduler", provides=("drafts",))
+    for api in ("1.0", "1.1"):
+        fields._scheduler = Provided("scheduler", component, replace(ACME, api=api))
+        fields.check_priority(3)
+    fields._scheduler = Provided("scheduler", component, replace(ACME, api=API_VERSION))
+    assert "scheduler=mine; serve with scheduler=priority" in refused_priority(fields, 3).message
+    fields._scheduler = Provided(
+        "scheduler", replace(component, provides=("priority",)), replace(ACME, api=API_VERSION)
+    )
+    fields.check_priority(3)
 
 
 class Needs(BaseModel):

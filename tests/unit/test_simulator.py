@@ -16,9 +16,13 @@ from core.plugins import load_plugins
 from core.session import open_session
 from core.simulation.build import Simulation, SimulationSettings, build_simulation, open_simulation
 from core.simulation.cost import load_cost
+from core.simulation.front import SimulatedFront
 from core.simulation.loop import SimulationError, simulate
 from core.simulation.records import Arrival, Finish, Outcomes, RunResult
+from core.simulation.step import Step
+from core.stages.admission import AdmissionContext, Open
 from core.stages.step_cost import StepTime
+from core.testing.engines import fake_spec
 from core.testing.fake_loop import BLOCK_SIZE, fake_engine
 from core.testing.fakes import Limits, make_request
 
@@ -131,6 +135,36 @@ def test_a_stride_comes_out_as_single_steps_do(rate: float) -> None:
         assert means[1] == pytest.approx(means[0], rel=near), name
     assert strided.steps.running_s == pytest.approx(exact.steps.running_s, rel=0.01)
     assert strided.kv_waste == pytest.approx(exact.kv_waste, abs=0.01)
+
+
+@pytest.mark.parametrize("stride", [1, 16])
+@pytest.mark.parametrize("swap", [0, 20])
+def test_parts_taken_in_bulk_come_out_as_those_taken_one_by_one(
+    stride: int, swap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the digit, through preemptions, swaps and strides. The slow twin takes each part by `Resident.take`."""
+    traffic, words = some_traffic(200, most=200), (*SMALL, f"cache.num_swap_blocks={swap}")
+    fast = run(traffic, *words, stride=stride)
+    monkeypatch.setattr(Step, "take_plain", lambda _, parts: parts)
+    monkeypatch.setattr(Step, "take_strided", lambda _, parts: parts)
+    slow = run(traffic, *words, stride=stride)
+    assert_same(fast.outcomes, slow.outcomes)
+    assert fast.steps == slow.steps and fast.steps.num_preemptions
+    assert (fast.timeline.time_s == slow.timeline.time_s).all()
+
+
+@pytest.mark.parametrize("stride", [1, 16])
+def test_an_admission_that_never_looks_at_the_load_need_not_be_told_of_it(stride: int) -> None:
+    class Watching(Open):
+        """Of another type than `Open`, so the load is measured."""
+
+    traffic, made = some_traffic(200), opened(*SMALL, stride=stride)
+    context = AdmissionContext(fake_spec(max_model_len=made.max_model_len), made.clock, lambda: 0)
+    watched = replace(made, admission=Watching(Open.Settings(), context))
+    assert SimulatedFront(watched).measures and not SimulatedFront(opened()).measures
+    one, other = simulate(watched, traffic), run(traffic, *SMALL, stride=stride)
+    assert_same(one.outcomes, other.outcomes)
+    assert one.steps == other.steps
 
 
 def test_alone_a_request_takes_its_solo_time() -> None:

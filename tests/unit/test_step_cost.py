@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from core.stages.step_cost import StepCost, StepTime, attended
+from core.simulation.cost import Work
+from core.simulation.least_squares import non_negative
+from core.stages.step_cost import StepCost, StepTime, _not_negative, attended
 
 TRUTH = (0.004, 2e-5, 3e-4, 1e-8)  # fixed, per prefill token, per decode, per attended position
 
@@ -97,3 +100,24 @@ def test_the_tokens_that_fit_are_those_whose_seconds_do() -> None:
             assert cost.seconds(found, 0, attended(start, found)) - base <= room * 1.001 + 1e-5
             assert cost.seconds(found + 2, 0, attended(start, found + 2)) - base > room * 0.999
     assert cost.num_tokens_in(0.0, 0) == 0 and cost.num_tokens_in(-1.0, 0) == 0
+
+
+def test_pairs_of_a_simulated_chunk_are_the_attended_positions() -> None:
+    work = Work()
+    for start, count in ((0, 5), (7, 1), (100, 33)):
+        work.add_chunk(start, count)
+    assert work.num_pairs == sum(attended(*chunk) for chunk in ((0, 5), (7, 1), (100, 33)))
+
+
+def test_its_terms_are_those_of_the_exhaustive_twin() -> None:
+    """Where the worst term goes first the optimum is not always met: its error is never below, and hardly above."""
+    rng = np.random.default_rng(7)
+    for _ in range(300):
+        rows = np.abs(rng.normal(size=(12, 4))) * rng.choice([1.0, 100.0], 4)
+        truth = np.maximum(rng.normal(size=4), 0.0)
+        targets = rows @ truth + rng.normal(scale=0.3, size=12)
+        found = np.array(_not_negative((rows.T @ rows).tolist(), (rows.T @ targets).tolist()))
+        best = non_negative(rows, targets)
+        errors = [float(np.square(rows @ terms - targets).sum()) for terms in (found, best)]
+        assert (found >= 0).all()
+        assert errors[1] - 1e-6 <= errors[0] <= 1.05 * errors[1] + 1e-6

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from core.cache.kv_cache import CacheContext
+from core.cache.kv_cache import CacheContext, KVCopy
 from core.cache.paged import PagedCache
-from core.cache.swap import Copies, KVCopy
+from core.cache.swap import Copies
 from core.request import Request
 from core.testing.fakes import make_request
 from core.testing.swap import FakeKV

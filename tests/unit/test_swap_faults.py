@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from core.cache.kv_cache import CacheContext
+from core.cache.kv_cache import CacheContext, KVCopy
 from core.cache.paged import PagedCache
-from core.cache.swap import KVCopy
 from core.engine import Engine
 from core.isolation.cache import GuardedCache
 from core.isolation.faults import Faults, StageError

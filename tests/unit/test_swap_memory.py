@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from core.cache.kv_cache import CacheSettings
-from core.cache.swap import KVCopy
+from core.cache.kv_cache import CacheSettings, KVCopy
 from core.errors import ConfigError, PluginError
+from core.host_memory import HostMemory, host_memory
 from core.model import runner as runner_module
 from core.model.swap_memory import MAX_STAGED, ChecksumError, SwapMemory, _runs
 from core.session import open_session
-from core.swap_start import Swapping, SwapStart
 from core.testing.batches import Share, batch_of
 from core.testing.engines import engine_request
 from core.testing.harness.fake_executors import FakeExecutor
@@ -215,24 +214,31 @@ class Sized(FakeExecutor):
         return 1 << 20
 
 
-def prepared(monkeypatch: pytest.MonkeyPatch | None = None, free: int | None = None, **cache: Any) -> Swapping:
+def measured(executor: Any, **cache: Any) -> HostMemory:
+    who = "executor=fake (plugin acme)"
+    return host_memory(executor, CacheSettings(**cache), who=who, num_kv_blocks=100, max_tokens=64, vocab_size=50)
+
+
+def prepared(monkeypatch: pytest.MonkeyPatch | None = None, free: int | None = None, **cache: Any) -> HostMemory:
     executor = Sized()
     executor.allocate(100)
     if monkeypatch is not None:
-        monkeypatch.setattr("core.swap_start.free_host_memory", lambda: free)
-    return SwapStart(executor, "executor=fake (plugin acme)", 100, 64, 50).prepare(CacheSettings(**cache))
+        monkeypatch.setattr("core.host_memory.free_host_memory", lambda: free)
+    return measured(executor, **cache)
 
 
 def test_nothing_is_swapped_unless_config_says_so() -> None:
-    assert prepared() == Swapping(0, None) == prepared(swap_memory=0) == prepared(swap_memory="8GiB", num_swap_blocks=0)
+    assert (
+        prepared() == HostMemory(0, None) == prepared(swap_memory=0) == prepared(swap_memory="8GiB", num_swap_blocks=0)
+    )
 
 
 def test_sizes_are_those_of_the_pool() -> None:
-    swapping = prepared(swap_memory="64MiB")
-    assert swapping.num_blocks == 64
-    assert swapping.cost is not None
-    assert swapping.cost.copy_s_per_block == 1e-6
-    assert swapping.cost.prefill_s_per_token > 0
+    host = prepared(swap_memory="64MiB")
+    assert host.num_blocks == 64
+    assert host.cost is not None
+    assert host.cost.copy_s_per_block == 1e-6
+    assert host.cost.prefill_s_per_token > 0
     assert prepared(swap_memory="64MiB", num_swap_blocks=7).num_blocks == 7
 
 
@@ -251,9 +257,8 @@ def test_a_size_that_is_none_is_refused(value: Any) -> None:
 
 
 def test_an_executor_that_cannot_swap_after_all_is_named() -> None:
-    start = SwapStart(SimpleNamespace(), "executor=fake (plugin acme)", 100, 64, 50)  # type: ignore[arg-type]
     with pytest.raises(PluginError, match=r"executor=fake \(plugin acme\) cannot swap KV: .*allocate_swap"):
-        start.prepare(CacheSettings(num_swap_blocks=3))
+        measured(SimpleNamespace(), num_swap_blocks=3)
 
 
 @pytest.mark.parametrize("seconds", [None, -1.0, float("nan"), float("inf"), "1"])
@@ -265,7 +270,7 @@ def test_a_copy_time_that_is_none_is_refused(seconds: Any) -> None:
     executor = Wrong()
     executor.allocate(100)
     with pytest.raises(PluginError, match="measure_swap returned"):
-        SwapStart(executor, "executor=fake (plugin acme)", 100, 64, 50).prepare(CacheSettings(num_swap_blocks=3))
+        measured(executor, num_swap_blocks=3)
 
 
 def test_host_memory_that_is_not_there_is_refused_before_it_is_touched(

@@ -187,3 +187,16 @@ def test_keys_that_do_not_belong_to_a_trace_are_refused():
         open_traffic(TrafficSettings(workload="azure"))
     with pytest.raises(ConfigError, match="speedup=2"):
         open_traffic(TrafficSettings(workload="azure", path="x", rate=3))
+
+
+@pytest.mark.parametrize(
+    ("workload", "head"), [("azure", b"TIMESTAMP,ContextTokens,GeneratedTokens\n"), ("mooncake", b"")]
+)
+def test_a_line_longer_than_memory_is_not_read(workload: str, head: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "bomb.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(head)
+        for _ in range(20):
+            file.write(b"9" * (1 << 20))
+    with pytest.raises(ConfigError, match="a line of more than"):
+        list(open_traffic(TrafficSettings(workload=workload, path=str(path))))

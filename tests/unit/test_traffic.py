@@ -10,7 +10,7 @@ from core.errors import ConfigError
 from core.simulation.lengths import Lengths, MonotoneCubic
 from core.simulation.prompts import BLOCK
 from core.simulation.records import Arrival
-from core.simulation.traffic import TrafficSettings, open_traffic
+from core.simulation.traffic import WORKLOADS, TrafficSettings, open_traffic
 
 TARGETS = {
     "conversation": ((1020, 2734, 4142), (129, 424, 601), 5.5),
@@ -139,8 +139,47 @@ def test_keys_that_contradict_each_other_are_refused():
             TrafficSettings.model_validate(keys)
     with pytest.raises(ConfigError, match="did you mean conversation"):
         open_traffic(TrafficSettings(workload="conversations"))
-    with pytest.raises(ConfigError, match="path is for traces"):
-        open_traffic(TrafficSettings(path="x"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"path": "x"}, "path is for traces, and does nothing to workload=conversation"),
+        ({"speedup": 2}, "speedup is for traces, .*; rate=… says"),
+        ({"start_s": 3}, "start_s is for traces"),
+        ({"tenant_column": "user"}, "tenant_column is for traces"),
+        ({"hash_block_size": 64}, "hash_block_size is for workload=mooncake,"),
+        (
+            {"workload": "code", "short_share": 0.5},
+            "short_share is for workload=mixed, and does nothing to workload=code",
+        ),
+        ({"think_s": 3}, "think_s does nothing without followups=…"),
+        ({"system_prompt_len": 64}, "system_prompt_len does nothing without system_prompts=…"),
+        ({"flood": 5}, "flood does nothing without tenants=2"),
+        ({"tenants": 2, "shares": [1, 2], "flood": 5}, "flood does nothing .* beside shares"),
+        ({"workload": "azure", "path": "x", "cv": 2}, "cv is for workload=conversation, code, mixed, fixed, and does"),
+        ({"workload": "azure", "path": "x", "prompt_len": 9}, "prompt_len is for workload=conversation"),
+        ({"workload": "burstgpt", "path": "x", "output_len": 9}, "output_len is for workload=conversation"),
+        ({"workload": "azure", "path": "x", "hash_block_size": 64}, "hash_block_size is for workload=mooncake"),
+        (
+            {"workload": "mooncake", "path": "x", "system_prompts": 2},
+            "system_prompts is for .* burstgpt, and does nothing",
+        ),
+        (
+            {"workload": "azure", "path": "x", "tenant_column": "u", "tenants": 3},
+            "tenants does nothing beside tenant_column",
+        ),
+    ],
+)
+def test_a_key_that_would_do_nothing_is_refused_by_name(keys, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        open_traffic(TrafficSettings.model_validate(keys))
+    assert caught.value.key in keys and str(caught.value).startswith(caught.value.key)
+
+
+def test_every_key_is_of_use_to_some_workload_and_nothing_is_said_of_null():
+    assert frozenset.union(*(one.keys for one in WORKLOADS.values())) == set(TrafficSettings.model_fields)
+    open_traffic(TrafficSettings(path=None, end_s=None, tenant_column=None))
 
 
 @pytest.mark.parametrize("values", [(1020, 2734, 4142), (13, 55, 249), (5, 5, 9), (7, 7, 7), (1, 1, 2000)])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from core.batch import ModelBatch, SamplerOutput
-from core.cache.swap import KVCopy
+from core.cache.kv_cache import KVCopy
 from core.model.interface import StepResult
 from core.testing.fakes import FakeModel
 

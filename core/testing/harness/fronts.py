@@ -60,6 +60,9 @@ class AnyFields(RequestFields):
     def check(self, params: SamplingParams) -> None:
         pass
 
+    def check_priority(self, priority: int) -> None:
+        pass
+
     def processor(self, name: str) -> ComponentName:
         return ComponentName("logits_processors", name, "chaos, acme 1.0")
 

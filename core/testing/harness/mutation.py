@@ -28,7 +28,7 @@ GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/completions", {**_TEXT, "prompt": [[10, 20], [30]], "prompt_logprobs": 1}),
     ("/v1/completions", {**_TEXT, "frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.1}),
     ("/v1/completions", {**_TEXT, "logit_bias": {"5": 1.5, "7": -100}, "bad_words": ["music"], "min_tokens": 2}),
-    ("/v1/completions", {**_TEXT, "allowed_token_ids": [10, 11, 12], "ignore_eos": True, "priority": 1}),
+    ("/v1/completions", {**_TEXT, "allowed_token_ids": [10, 11, 12], "ignore_eos": True, "priority": 0}),
     ("/v1/completions", {**_TEXT, "repetition_detection": {"max_pattern_size": 4, "min_count": 3}}),
     ("/tokenize", {"prompt": "Hello", "return_token_strs": True}),
     ("/tokenize", {"messages": [_USER], "add_generation_prompt": True}),

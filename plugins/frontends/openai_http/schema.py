@@ -20,12 +20,12 @@ from pydantic import (
     create_model,
 )
 
+from core.stages.frontend import MAX_TTL_S
 from plugins.frontends.openai_http.settings import Bounds
 
 MAX_INT32 = (1 << 31) - 1
 MAX_TEXT = 1 << 24  # characters; the body limit is smaller
 MAX_CALLS = 128  # of one message of the history
-MAX_TTL_S = 86_400
 Model = TypeVar("Model", bound=BaseModel)
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]

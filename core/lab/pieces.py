@@ -1,0 +1,35 @@
+"""Checks that consist of pieces: each prints its table, and the last line has the figures of all."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from core.errors import near_matches
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a piece found, in a few words with figures."""
+
+    good: bool
+    figures: str
+
+
+def main(arguments: Sequence[str], pieces: Mapping[str, Callable[[], Outcome]], about: str) -> int:
+    """Runs the pieces that `arguments` name, all of them without names. Exit code 1 where one fails, 2 for an unknown name."""
+    unknown = [name for name in arguments if name not in pieces]
+    if unknown:
+        print(f"no piece is called {unknown[0]!r}{near_matches(unknown[0], pieces)}", file=sys.stderr)
+        return 2
+    started = time.monotonic()
+    outcomes = []
+    for name in arguments or pieces:
+        print(f"--- {name}: {(pieces[name].__doc__ or '').strip()}", flush=True)
+        outcomes.append(pieces[name]())
+    good = all(outcome.good for outcome in outcomes)
+    figures = "; ".join(outcome.figures if outcome.good else f"FAILED: {outcome.figures}" for outcome in outcomes)
+    print(f"{about} {'ok' if good else 'FAILED'} in {time.monotonic() - started:.0f} s: {figures}")
+    return int(not good)
