@@ -71,6 +71,9 @@ async def test_a_fault_that_no_guard_stands_before_is_reported(
         def __init__(self, prefill: Any, faults: Any):
             self.num_tokens = prefill.num_tokens
 
+        def step_finished(self, *told: Any) -> None:
+            """Nobody is told."""
+
     monkeypatch.setattr("core.blueprint.GuardedPrefill", Unguarded)
     (cell,) = await cells_of(overrides, "prefill", "NaN")
     assert cell.word == "BROKEN"

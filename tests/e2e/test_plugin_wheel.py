@@ -114,6 +114,7 @@ def test_explain_names_wheel_and_the_file_of_each_value(site):
         "priority_factor": {"value": 2.0, "origin": "default of nonet_lottery.lottery:Lottery.Settings"},
         "max_num_scheduled_tokens": {"value": 2048, "origin": "default of nonet_lottery.lottery:Lottery.Settings"},
         "max_num_running_reqs": {"value": 64, "origin": "default of nonet_lottery.lottery:Lottery.Settings"},
+        "preemption": {"value": "auto", "origin": "default of nonet_lottery.lottery:Lottery.Settings"},
     }
     assert rows["sampler"]["wheel"] == "nonet"
 
