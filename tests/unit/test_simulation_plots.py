@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pytest
 
+from core.commands.simulate import run
 from core.errors import ConfigError
 from core.simulation.build import open_simulation
 from core.simulation.loop import simulate
 from core.simulation.plots import plot, plot_bars, plot_curves
-from core.simulation.table import run
 from core.simulation.traffic import TrafficSettings, open_traffic
 
 
@@ -38,7 +38,7 @@ def test_bars_and_curves(tmp_path):
 def test_the_table_draws_each_block(tmp_path):
     pytest.importorskip("matplotlib")
     keys = ["size=tiny", "workers=1", "num_requests=20", "seeds=1", "policies=fcfs", "scenarios=flood"]
-    assert run([*keys, f"plot={tmp_path}"]) == 0
+    assert run(["table", *keys, f"plot={tmp_path}"]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"flood_2x_bars.png", "flood_2x_latency.png"}
 
 
