@@ -17,7 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from core import hookspecs
+from core import api_version, hookspecs
 from core.capabilities import FACTS, WORDS
 from core.components import CHAINS, GROUPS, PARTS, STAGES, hook_of
 from core.contracts import CONTRACTS
@@ -101,7 +101,7 @@ def _overview() -> str:
 
 def _api_versions() -> str:
     """The docstring of API_VERSION, which Python does not keep, and the table of what came later."""
-    body = ast.parse(inspect.getsource(hookspecs)).body
+    body = ast.parse(inspect.getsource(api_version)).body
     after = next(
         body[index + 1]
         for index, node in enumerate(body)

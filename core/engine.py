@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import structs
 
 from core.batch import ModelBatch, SamplerOutput, SchedulerOutput, TokenLogprobs, Verdict
 from core.errors import Terminated, described, told
@@ -299,23 +301,17 @@ class Engine:
             if request.is_finished:
                 self._prompt_logprobs.pop(request.request_id, None)
 
-    def _num_free_blocks(self) -> int:
+    def _read(self, gauge: Callable[[], int]) -> int:
+        """Of the cache; what it does wrong here costs nobody anything."""
         try:
-            return self._pipeline.cache.num_free_blocks
-        except StageError as error:  # only a gauge
-            self._faults.note(error.group, error.reason, error)
-            return 0
-
-    def _num_free_swap_blocks(self) -> int:
-        try:
-            return self._pipeline.cache.num_free_swap_blocks
-        except StageError as error:  # likewise
+            return gauge()
+        except StageError as error:
             self._faults.note(error.group, error.reason, error)
             return 0
 
     def _gauges(self) -> StepStats:
         running, waiting, swapped = self._scheduler.counts()
-        swapped_blocks = self._execution.take_swapped()
+        swapped_blocks, cache = self._execution.take_swapped(), self._pipeline.cache
         return StepStats(
             step=self._last_step,
             running=running,
@@ -323,36 +319,25 @@ class Engine:
             swapped=swapped,
             num_swapped_out_blocks=swapped_blocks.out,
             num_swapped_in_blocks=swapped_blocks.back,
-            kv_blocks_free=self._num_free_blocks(),
-            kv_blocks_total=self._pipeline.cache.num_blocks,
-            swap_blocks_free=self._num_free_swap_blocks(),
-            swap_blocks_total=self._pipeline.cache.num_swap_blocks,
+            kv_blocks_free=self._read(lambda: cache.num_free_blocks),
+            kv_blocks_total=cache.num_blocks,
+            swap_blocks_free=self._read(lambda: cache.num_free_swap_blocks),
+            swap_blocks_total=cache.num_swap_blocks,
         )
 
     def _stats(self, plan: SchedulerOutput, batch: ModelBatch, result: StepResult, times: Times) -> StepStats:
         self._last_step = plan.step
         self._step_ended = times.ended if self.has_work() else None
-        running, waiting, swapped = self._scheduler.counts()
-        swapped_blocks = self._execution.take_swapped()
         forward_s = result.forward_s or times.executed - times.built - result.sample_s
         num_queried, num_cached = _prefix_tokens(plan)
-        return StepStats(
-            step=plan.step,
+        return structs.replace(
+            self._gauges(),
             num_requests=len(plan.scheduled),
             num_scheduled_tokens=plan.num_scheduled_tokens,
             num_prefill_tokens=batch.num_prefill_tokens,
             num_preemptions=len(plan.preempted),
             num_queried_tokens=num_queried,
             num_cached_tokens=num_cached,
-            running=running,
-            waiting=waiting,
-            swapped=swapped,
-            num_swapped_out_blocks=swapped_blocks.out,
-            num_swapped_in_blocks=swapped_blocks.back,
-            kv_blocks_free=self._num_free_blocks(),
-            kv_blocks_total=self._pipeline.cache.num_blocks,
-            swap_blocks_free=self._num_free_swap_blocks(),
-            swap_blocks_total=self._pipeline.cache.num_swap_blocks,
             between_s=times.start - times.previous,
             schedule_s=times.scheduled - times.start,
             build_s=times.built - times.scheduled,

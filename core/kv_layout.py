@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from core.cache.kv_cache import CacheSettings
-from core.cache.window_groups import num_blocks_needed
+from core.cache.window_groups import longest_request, num_blocks_needed
 from core.errors import PluginError, shown
 
 if TYPE_CHECKING:
@@ -33,10 +32,7 @@ class KVLayout:
 
     def num_tokens(self, num_blocks: int) -> int:
         """Of the longest sequence that so many blocks hold."""
-        counts = range(1, num_blocks + 1)
-        return self.block_size * bisect_right(
-            counts, num_blocks, key=lambda full: self.num_needed(full * self.block_size)
-        )
+        return longest_request(num_blocks, self.block_size, self.num_needed)
 
 
 def wants_groups(description: PipelineDescription, pool: CacheSettings) -> bool:

@@ -9,7 +9,8 @@ a shared one takes another in its place, and must find it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -42,6 +43,12 @@ def num_blocks_needed(num_tokens: int, block_size: int, windows: Sequence[int | 
     full = -(-num_tokens // block_size)
     sizes = (full if window is None else WindowSize(window, step, block_size).most for window in windows)
     return sum(min(full, size) for size in sizes)
+
+
+def longest_request(num_blocks: int, block_size: int, num_needed: Callable[[int], int]) -> int:
+    """Tokens of the longest request that so many blocks hold. `num_needed`: blocks of so many tokens, at most."""
+    counts = range(1, num_blocks + 1)
+    return block_size * bisect_right(counts, num_blocks, key=lambda full: num_needed(full * block_size))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable
 from functools import cached_property
 
 from core.cache.kv_cache import KVCache
+from core.cache.window_groups import longest_request
 from core.request import Request
 
 
@@ -26,9 +26,7 @@ class BlockBudget:
     @cached_property
     def max_positions(self) -> int:
         """Of the longest request that an empty pool holds."""
-        num_blocks, size = self._cache.num_blocks, self._cache.block_size
-        counts = range(1, num_blocks + 1)
-        return size * bisect_right(counts, num_blocks, key=lambda count: self.num_needed(count * size))
+        return longest_request(self._cache.num_blocks, self._cache.block_size, self.num_needed)
 
     def num_missing(self, request: Request, num_positions: int) -> int:
         """Blocks that lack for a request to hold `num_positions`; 0 or less when they are free."""

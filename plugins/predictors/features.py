@@ -26,13 +26,11 @@ class Kind(IntEnum):
     TAIL_TOKEN = 7  # one feature for each
 
 
-NUM_KINDS = len(Kind)
-
 Feature = tuple[int, int]  # kind, and a 32 bit key, 1 or more
 
 
 def features_of(request: Request) -> list[Feature]:
-    """At most NUM_KINDS - 1 + TAIL. The same in each process and run."""
+    """At most one of each kind, and TAIL of the last. The same in each process and run."""
     prompt = request.prompt_token_ids
     length = _half_octaves(len(prompt))
     tail = prompt[-TAIL:]

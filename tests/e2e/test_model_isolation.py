@@ -23,7 +23,7 @@ from core.pipeline import PipelineDescription
 from core.session import open_session
 from core.stages.frontend import GenerateRequest
 from core.testing.harness.faulty_pipelines import importable
-from core.testing.harness.pipelines import RunningPipeline, call
+from core.testing.harness.pipelines import RunningPipeline, call, running_session
 from core.testing.tiny_models import make_tiny_model
 
 VICTIM = "victim"
@@ -85,13 +85,8 @@ async def running(
     with ExitStack() as stack:
         if wrap is not None:
             session = replace(session, description=stack.enter_context(chaos(session.description, group, wrap)))
-        pipeline = RunningPipeline(session)
-        await pipeline.front.start(lambda what, done, total: None)
-        try:
+        async with running_session(session) as pipeline:
             yield pipeline
-            await pipeline.assert_whole()
-        finally:
-            await pipeline.front.close()
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from core.simulation.records import Arrival, Finish, Outcomes
 from core.stages.admission import Admission
 from core.stages.frontend import GenerateRequest, Load
 from core.stages.load_aware import LoadAware
+from core.testing.harness.traffic import Listed
 
 MAX_MODEL_LEN = 8192
 MACHINE = CostModel(seconds=Seconds(step=0.012, prefill_token=6e-5, decode=4e-4), max_model_len=MAX_MODEL_LEN)
@@ -40,17 +41,6 @@ QUEUE_S = LoadAware.Settings().max_queue_time or math.inf
 IN_TIME_S = QUEUE_S + 1.0  # of a first token: what it may wait, and its own prompt
 UNBOUNDED: dict[str, Any] = {"max_in_flight": 10**6, "max_queue_time": None, "queue_timeout": None}
 MAX_TOKENS = 2048  # that clients ask for, whatever they then get
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """Traffic of a list."""
-
-    arrivals: Sequence[Arrival]
-    shares_content: bool = False
-
-    def __iter__(self) -> Iterator[Arrival]:
-        return iter(self.arrivals)
 
 
 @dataclass(frozen=True, slots=True)

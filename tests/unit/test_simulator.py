@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -25,20 +24,10 @@ from core.stages.step_cost import StepTime
 from core.testing.engines import fake_spec
 from core.testing.fake_loop import BLOCK_SIZE, fake_engine
 from core.testing.fakes import Limits, make_request
+from core.testing.harness.traffic import Listed
 
 SMALL = ("scheduler.max_num_running_reqs=8", "scheduler.max_num_scheduled_tokens=64", "cache.num_blocks=40")
 OPEN = "admission=open"
-
-
-@dataclass(frozen=True)
-class Listed:
-    """Traffic of a list."""
-
-    arrivals: Sequence[Arrival]
-    shares_content: bool = False
-
-    def __iter__(self) -> Iterator[Arrival]:
-        return iter(self.arrivals)
 
 
 def some_traffic(count: int = 60, seed: int = 0, rate: float = 6.0, most: int = 120) -> Listed:

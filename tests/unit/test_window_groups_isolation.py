@@ -8,6 +8,7 @@ import pytest
 
 from core.cache.kv_cache import CacheContext
 from core.cache.paged import PagedCache
+from core.engine import Engine
 from core.isolation.cache import GuardedCache
 from core.isolation.faults import Faults, StageError
 from core.kv_layout import KVLayout
@@ -99,17 +100,21 @@ class Raises(Wrong):
     pass
 
 
+def engine_with_groups(scheduler: type[Fcfs] = Fcfs, cache: type[PagedCache] = PagedCache) -> Engine:
+    return engine_of(
+        scheduler,
+        cache=lambda: cache(PagedCache.Settings(), CONTEXT),
+        executor=FakeExecutor(windows=LAYOUT.windows),
+        layout=LAYOUT,
+    )
+
+
 @pytest.mark.parametrize(
     "cls",
     [GivesAnothers, GivesTwice, GivesTooFew, TakesTheWindow, TakesAGroup, Invents, LeavesNone, Reorders, Raises],
 )
 def test_wrong_group_tables_cost_one_request(cls: type[Wrong]) -> None:
-    engine = engine_of(
-        Fcfs,
-        cache=lambda: cls(PagedCache.Settings(), CONTEXT),
-        executor=FakeExecutor(windows=LAYOUT.windows),
-        layout=LAYOUT,
-    )
+    engine = engine_with_groups(cache=cls)
     sent = requests()
     answers = run(engine, sent)
     assert_solo(answers, sent, but=VICTIM)
@@ -118,12 +123,7 @@ def test_wrong_group_tables_cost_one_request(cls: type[Wrong]) -> None:
 
 
 def test_an_engine_with_groups_gives_what_each_request_gives_alone() -> None:
-    engine = engine_of(
-        Fcfs,
-        cache=lambda: PagedCache(PagedCache.Settings(), CONTEXT),
-        executor=FakeExecutor(windows=LAYOUT.windows),
-        layout=LAYOUT,
-    )
+    engine = engine_with_groups()
     sent = requests()
     answers = run(engine, sent)
     assert_solo(answers, sent)
@@ -144,12 +144,7 @@ class PutsItsOwn(Fcfs):
 
 
 def test_a_scheduler_that_puts_group_tables_of_its_own_costs_one_request() -> None:
-    engine = engine_of(
-        PutsItsOwn,
-        cache=lambda: PagedCache(PagedCache.Settings(), CONTEXT),
-        executor=FakeExecutor(windows=LAYOUT.windows),
-        layout=LAYOUT,
-    )
+    engine = engine_with_groups(scheduler=PutsItsOwn)
     sent = requests()
     answers = run(engine, sent)
     assert_solo(answers, sent, but=VICTIM)
