@@ -16,12 +16,12 @@ from pydantic import BaseModel
 from core.cache.kv_cache import CacheContext, CacheSettings, KVCache
 from core.capabilities import check_composition, check_model, check_resolved
 from core.components import CHAINS, GROUPS, Provided, import_target
-from core.config.keys import validated
+from core.config.keys import Option, fields_of, validated
 from core.errors import ConfigError, NonetError, PluginError, Terminated, described, shown
 from core.front.request_fields import RequestFields, params_class
 from core.isolation.faults import Faults
 from core.isolation.front import FrontLimits
-from core.kv_layout import KVLayout, largest_step, read_layout, wants_groups
+from core.kv_layout import KVLayout, largest_step, read_layout, tell_of_kept_windows, wants_groups
 from core.model.interface import AttentionBackend, AttentionContext, Executor, ExecutorContext
 from core.observers import Named, ObserverContext, Observers
 from core.pipeline import EnginePipeline, FrontPipeline, Part, PipelineDescription
@@ -65,15 +65,30 @@ def _part(settings: Settings, plugins: Plugins, group: str, selected: Selection)
     params_class(provided)  # a processor whose parameters cannot be checked does not start
     if group in CHAINS:
         return Part(group, provided, _checked(provided, selected, f"{group}.{selected.name}"))
+    option = Option(group, selected.name, partial(_owners, plugins, group))
     shared = settings.model if group == "model" else None
     also = ("name", *MODEL_KEYS) if group == "model" else ("name",)
-    return Part(group, provided, _checked(provided, selected, group, also), shared)
+    return Part(group, provided, _checked(provided, selected, group, also, option), shared)
 
 
-def _checked(provided: Provided, selected: Selection, path: str, also: Sequence[str] = ()) -> BaseModel:
+def _owners(plugins: Plugins, group: str, key: str) -> list[str]:
+    """Which built-in components of the group have a key. What strangers wrote is imported only where it is selected."""
+    found = []
+    for provided in plugins.components(group):
+        try:
+            if provided.plugin.builtin and key in fields_of(settings_class(provided)):
+                found.append(provided.component.name)
+        except PluginError:
+            continue  # what it needs is not installed, and this is only a hint
+    return found
+
+
+def _checked(
+    provided: Provided, selected: Selection, path: str, also: Sequence[str] = (), option: Option | None = None
+) -> BaseModel:
     """The values as the component's own class has them: its validators are a stranger's code, and may raise anything."""
     try:
-        return validated(settings_class(provided), selected.values, path, also)
+        return validated(settings_class(provided), selected.values, path, also, option)
     except (NonetError, Terminated, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -171,6 +186,7 @@ def build_engine(
 
     step_limits = _settings_of(description, "scheduler", SchedulerSettings)
     pool = _settings_of(description, "cache", CacheSettings)
+    tell_of_kept_windows(description, pool, spec)
     executor = _build_executor(description, settings, plugins, spec, progress)
     max_tokens = min(step_limits.max_num_scheduled_tokens, spec.max_model_len)
     make_prefill = partial(build, description.part("prefill"), PrefillContext(step_limits.max_num_scheduled_tokens))

@@ -68,7 +68,7 @@ class BatchBuilder:
             logits_indices=torch.tensor(rows.logits_indices, dtype=torch.int64),
             sampling=SamplingMetadata(tuple(rows.sampled_rows), tuple(rows.rows), tuple(rows.prompt_rows)),
             request_ids=tuple([part.request.request_id for part in parts]),
-            num_prefill_tokens=sum(p.num_tokens for p in parts if p.start < p.request.num_prompt_tokens),
+            num_prefill_tokens=sum([p.num_tokens for p in parts if p.start < len(p.request.prompt_token_ids)]),
             token_sources=_token_sources(parts, input_ids, query_start_loc),
             group_block_tables=None if group_tables is None else torch.from_numpy(group_tables),
             group_slot_mappings=(

@@ -24,6 +24,9 @@ COMMANDS = {
 }
 """Command -> its line of help. Each lives in core/commands/<command>.py as `run(arguments) -> exit code`."""
 
+OWN_HELP = ("simulate",)
+"""Commands that print their own keys."""
+
 
 def usage() -> str:
     width = max(map(len, COMMANDS))
@@ -43,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         print(f"nonet: unknown command {command!r}{near_matches(command, COMMANDS)}", file=sys.stderr)
         return 2
-    if rest and rest[0] in ("-h", "--help"):
+    if rest and rest[0] in ("-h", "--help") and command not in OWN_HELP:
         print(f"nonet {command}: {COMMANDS[command]}")
         print("`nonet explain +preset=chat` prints every key with its value; docs/configs.md has those used most.")
         return 0

@@ -12,6 +12,7 @@ from core.cache.window_groups import longest_request, num_blocks_needed
 from core.errors import PluginError, shown
 
 if TYPE_CHECKING:
+    from core.model.spec import ModelSpec
     from core.pipeline import Part, PipelineDescription
 
 log = logging.getLogger("nonet.engine")
@@ -37,11 +38,22 @@ class KVLayout:
 
 def wants_groups(description: PipelineDescription, pool: CacheSettings) -> bool:
     """Whether layers may be in groups: config does not say no, and all components agree."""
-    if not pool.window_groups or not all(_agrees(description.part(group)) for group in PARTIES):
-        return False
-    if pool.swaps:
-        log.info("KV that leaves a sliding window is kept: cache.swap_memory is set, and the two do not go together")
-    return not pool.swaps
+    return _would_group(description, pool) and not pool.swaps
+
+
+def tell_of_kept_windows(description: PipelineDescription, pool: CacheSettings, spec: ModelSpec) -> None:
+    """Swap memory costs a model with sliding windows the blocks that would leave them: said once, where it is so."""
+    from core.model.file_facts import read_file_facts
+
+    if pool.swaps and _would_group(description, pool) and True in read_file_facts(spec).values["sliding_window"]:
+        log.info(
+            "KV that leaves a sliding window is kept: cache.swap_memory or cache.num_swap_blocks is set, and the two do not "
+            "go together; set it to 0 to have more room on the device"
+        )
+
+
+def _would_group(description: PipelineDescription, pool: CacheSettings) -> bool:
+    return pool.window_groups and all(_agrees(description.part(group)) for group in PARTIES)
 
 
 def _agrees(part: Part) -> bool:

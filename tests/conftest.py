@@ -1,4 +1,4 @@
-"""Real models for the tests marked `model`: fetched once into the user's cache, as `nonet` itself fetches them."""
+"""What test files share. Real models for the tests marked `model` are fetched once into the user's cache, as `nonet` does it."""
 
 from __future__ import annotations
 
@@ -46,6 +46,18 @@ def gemma3() -> ModelFiles:
 def real_model(request: pytest.FixtureRequest) -> ModelFiles:
     """Each of the real models."""
     found: ModelFiles = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(scope="session")
+def solo() -> dict[str, Any]:
+    """What 31 calls see when each runs alone: what they are to see beside one that fails (`core.testing.isolation.check`)."""
+    from core.request import FinishReason
+    from core.testing.isolation import solo_answers
+    from plugins.schedulers.fcfs import Fcfs
+
+    found = solo_answers(Fcfs)
+    assert any(ends[0][1] is FinishReason.STOP for _, ends, _ in found.values()), "no stop string matches"
     return found
 
 

@@ -17,6 +17,7 @@ class Kind:
     words: tuple[str, ...] = ()  # what the test class says beside its component, as source text
     test_imports: tuple[str, ...] = ()
     std_imports: tuple[str, ...] = ()  # of the test module, from the standard library
+    beside: tuple[str, ...] = ()  # what else must be selected for it: overrides
 
 
 ASK = """settings = {"port": 0}
@@ -91,7 +92,12 @@ KINDS = {
                 """examples = {'TOOL {"name": "weather", "arguments": {"city": "Oslo"}}': [("weather", {"city": "Oslo"})]}""",
             ),
         ),
-        Kind("predictor", "the mean of what the tenant's requests had"),
+        Kind(
+            "predictor",
+            "the mean of what the tenant's requests had",
+            ('requires=("scheduler.predictor",)',),
+            beside=("scheduler=srtf",),
+        ),
         Kind(
             "logits_processors",
             "no n-gram of the output occurs twice",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
+import shlex
 from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -68,6 +69,7 @@ def _words(distribution: str, kind: Kind) -> dict[str, str]:
     module = distribution.replace("-", "_")
     chain = kind.group in CHAINS
     suite, _, contract = CONTRACTS[kind.group].suite.partition(":")
+    select = f"{kind.group}.{module}={{}}" if chain else f"{kind.group}={module}"
     major, minor = nonet_version().split(".")[:2]
     return {
         "acme-word": distribution,
@@ -86,7 +88,9 @@ def _words(distribution: str, kind: Kind) -> dict[str, str]:
         "{{words}}": "\n".join(f"    {line}" for line in (*_provided(kind), *kind.words)),
         "{{api}}": API_VERSION,
         "{{nonet}}": f"nonet>={major}.{minor},<{major}.{int(minor) + 1}",
-        "{{select}}": f"{kind.group}.{module}={{}}" if chain else f"{kind.group}={module}",
+        "{{select}}": select,
+        "{{selecting}}": ", ".join(f'"{word}"' for word in (*kind.beside, select)),
+        "{{shell}}": shlex.join((*kind.beside, select)),
         "{{yaml}}": f"{module}: {{}}" if chain else f"name: {module}",
         "{{part}}": f'chain("{kind.group}")[-1]' if chain else f'part("{kind.group}")',
     }

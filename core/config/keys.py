@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -19,21 +19,38 @@ from core.errors import ConfigError, near_matches, printable, shown
 S = TypeVar("S", bound=BaseModel)
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 MAX_DEPTH = 4  # of nested models that a hint looks into
+MAX_EXAMPLE = 60  # characters of a value that is shown again as it should be
 _HOLDS_KEYS = "it holds keys of its own"
+LISTS = ("tuple_type", "list_type", "set_type", "frozen_set_type")
 NEAR = 0.7  # likeness from which a key elsewhere is worth naming
 
 
-def validated(model: type[S], values: object, path: str, also: Sequence[str] = ()) -> S:
+def _of_nobody(key: str) -> Sequence[str]:
+    return ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """The component that the values are of, for messages: scheduler=fcfs. `owners`: others of its group that have a key."""
+
+    group: str
+    name: str
+    owners: Callable[[str], Sequence[str]] = _of_nobody
+
+
+def validated(model: type[S], values: object, path: str, also: Sequence[str] = (), option: Option | None = None) -> S:
     """`model(**values)`. Raises ConfigError with the full key of each problem and near matches (`also`: more legal keys)."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"config key {path!r}: {_HOLDS_KEYS} (got {shown(values)})", path)
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        raise explained(model, error, path, also) from None
+        raise explained(model, error, path, also, option) from None
 
 
-def explained(model: type[BaseModel], error: ValidationError, path: str, also: Sequence[str] = ()) -> ConfigError:
+def explained(
+    model: type[BaseModel], error: ValidationError, path: str, also: Sequence[str] = (), option: Option | None = None
+) -> ConfigError:
     """One text per key: the branches of a union give a problem each."""
     known: dict[str, set[str]] = {}  # unknown key -> what may stand in its place
     wrong: dict[str, list[str]] = {}
@@ -46,18 +63,32 @@ def explained(model: type[BaseModel], error: ValidationError, path: str, also: S
             key, text = _wrong(model, problem, path)
             if text not in wrong.setdefault(key, []):
                 wrong[key].append(text)
-    texts = [_unknown(key, keys, also if key.rpartition(".")[0] == path else ()) for key, keys in known.items()]
+    texts = [
+        _unknown(key, keys, also, option) if key.rpartition(".")[0] == path else _unknown(key, keys)
+        for key, keys in known.items()
+    ]
     texts += [f"config key {key!r}: {', or '.join(found)}" for key, found in wrong.items()]
     return ConfigError("; ".join(texts), next(iter((*known, *wrong))), unknown=bool(known))
 
 
-def _unknown(key: str, known: set[str], also: Sequence[str]) -> str:
+def _unknown(key: str, known: set[str], also: Sequence[str] = (), option: Option | None = None) -> str:
     """`also` may be meant, and is no choice on its own: every component has a `name`."""
     place, _, word = key.rpartition(".")
+    if option is not None and (owners := option.owners(word)):
+        return f"unknown config key {key!r}; {_of_others(key, option, owners)}"
     near = near_matches(word, {*known, *also})
     if "did you mean" not in near:
-        near = near_matches(word, known) if known else f"; {place} has no settings"
+        who = f"{option.group}={option.name}" if option is not None else place
+        near = near_matches(word, known) if known else f"; {who} has no settings"
     return f"unknown config key {key!r}{near}"
+
+
+def _of_others(key: str, option: Option, owners: Sequence[str]) -> str:
+    choices = [f"{option.group}={name}" for name in owners]
+    return (
+        f"it is a key of {' and '.join(choices)}, and {option.group}={option.name} is selected: "
+        f"select {' or '.join(choices)}, or leave {key} out"
+    )
 
 
 def _wrong(model: type[BaseModel], problem: Any, path: str) -> tuple[str, str]:
@@ -69,12 +100,20 @@ def _wrong(model: type[BaseModel], problem: Any, path: str) -> tuple[str, str]:
         keys = [name for t in found for name in fields_of(t)]
         example = f"{place}.{keys[0] if keys else '<name>'}"
         return place, f"{_HOLDS_KEYS}, as in {example}=… (got {shown(given)})"
+    if problem["type"] in LISTS and isinstance(given, str):
+        return place, f"it should be a list; write {_as_list(given)} (got {shown(given)})"
     choices = [choice for t in found for choice in get_args(t) if get_origin(t) is Literal and isinstance(choice, str)]
     near = near_matches(given, choices) if isinstance(given, str) else ""
     about = _description(model, problem["loc"]) if problem["type"] == "string_pattern_mismatch" else ""
     near = near if near.startswith("; did") else ""
     text = f"it should be {about}" if about else printable(problem["msg"])
     return place, f"{text} (got {shown(given)}){near}"
+
+
+def _as_list(text: str) -> str:
+    """`anna, bert` as YAML and the command line take it."""
+    plain = text.isprintable() and len(text) < MAX_EXAMPLE and not set(text) & set("[]{}\"'#:")
+    return f"[{text.strip()}]" if plain and text.strip() else "[a, b]"
 
 
 def _description(model: type[BaseModel], loc: Sequence[int | str]) -> str:

@@ -101,7 +101,8 @@ class GuardedScheduler:
         return self._without_expired(plan) if self._expiry else plan
 
     def _without_expired(self, plan: SchedulerOutput) -> SchedulerOutput:
-        """Deadlines hold also with a scheduler that knows nothing of them (plugin API 1.1)."""
+        """Deadlines hold also with a scheduler that knows nothing of them (plugin API 1.1). Ours end what is late before they
+        plan, so that it takes nobody's room: with them nothing is left to do here."""
         late = [
             request.request_id
             for request in self._expiry.pop_due(self._faults.clock())

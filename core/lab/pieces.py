@@ -16,6 +16,7 @@ class Outcome:
 
     good: bool
     figures: str
+    left_out: tuple[str, ...] = ()  # bounds that nothing was held against
 
 
 def main(arguments: Sequence[str], pieces: Mapping[str, Callable[[], Outcome]], about: str) -> int:
@@ -31,5 +32,7 @@ def main(arguments: Sequence[str], pieces: Mapping[str, Callable[[], Outcome]], 
         outcomes.append(pieces[name]())
     good = all(outcome.good for outcome in outcomes)
     figures = "; ".join(outcome.figures if outcome.good else f"FAILED: {outcome.figures}" for outcome in outcomes)
-    print(f"{about} {'ok' if good else 'FAILED'} in {time.monotonic() - started:.0f} s: {figures}")
+    left_out = ", ".join(bound for outcome in outcomes for bound in outcome.left_out)
+    without = f"; without its bounds: {left_out}" if left_out else ""
+    print(f"{about} {'ok' if good else 'FAILED'} in {time.monotonic() - started:.0f} s: {figures}{without}")
     return int(not good)

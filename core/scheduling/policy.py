@@ -40,6 +40,9 @@ class Policy:
 
     head_of_line = True  # a waiting request that does not fit holds back those after it
     displaces_alike = False  # True: `displaced_by` is the same for every head, and is asked for once per step
+    counts_steps = (
+        False  # True: what it decides depends on how many steps there were; a simulation gives it each of them
+    )
 
     def rank(self, request: Request) -> Any:
         """Where the request stands: anything that can be compared. Asked each time it joins a queue (waiting when it is added

@@ -9,7 +9,7 @@ What a step costs here is a few attribute reads per plain decode: a request in a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from core.batch import ScheduledRequest, SchedulerOutput, Verdict
 from core.request import STATUS_OF_REASON, FinishReason, Request, RequestStatus
@@ -112,6 +112,11 @@ class QueueScheduler:
         for request in found:
             self._end(request, reason)
         return found
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether one plan may not stand for several steps (`stride` of a simulation)."""
+        return self._policy.counts_steps
 
     def counts(self) -> Counts:
         swapped = self._queues.num_swapped
@@ -292,14 +297,15 @@ class QueueScheduler:
         num_slots = max(len(self._queues.running) + 1 - self._max_running, 0)
         if missing <= 0 and not num_slots:
             return True
-        unplanned = [victim for victim in victims if victim.request_id not in plan.planned_ids]
         spare = self._starts.num_spare(head)  # of it, a block for each that leaves is not needed
-        chosen = self._blocks.choose(unplanned, missing, num_slots, 1 if spare else 0)
-        if not chosen and len(unplanned) == len(self._queues.running):
-            chosen = self._blocks.choose(unplanned, missing - spare, num_slots)  # alone it needs none to spare
-            chosen = unplanned if chosen else []
+        chosen = self._blocks.choose(_unplanned(victims, plan), missing, num_slots, 1 if spare else 0)
         if not chosen:
-            self._no_room = NoRoom(head, len(unplanned), self._cache.num_free_blocks)
+            everybody = list(_unplanned(victims, plan))
+            if len(everybody) == len(self._queues.running):
+                chosen = self._blocks.choose(everybody, missing - spare, num_slots)  # alone it needs none to spare
+                chosen = everybody if chosen else []
+            if not chosen:
+                self._no_room = NoRoom(head, len(everybody), self._cache.num_free_blocks)
         self._preempt(chosen, plan)
         return bool(chosen)
 
@@ -364,3 +370,8 @@ class QueueScheduler:
         self._starts.ended(request)
         self._no_room = None
         self._policy.left(request)
+
+
+def _unplanned(victims: Iterable[Request], plan: Plan) -> Iterator[Request]:
+    """Not a list: nearly always the first of them is enough. One that has given way to an earlier head has nothing to give."""
+    return (one for one in victims if one.status is RUNNING and one.request_id not in plan.planned_ids)

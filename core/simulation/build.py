@@ -1,7 +1,7 @@
 """A pipeline to simulate, put together from the same config and plugins as a real one, without a model.
 
 Scheduler, cache, prefill, predictor and admission are built as assembly builds them. They run without guards: what raises ends
-the run. The decode stage is the simulator's own, for drafts cannot be verified without a model.
+the run (`core.simulation.blame`). The decode stage is the simulator's own, for drafts cannot be verified without a model.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from core.assembly import build
 from core.cache.kv_cache import CacheContext, CacheSettings, KVCache
 from core.errors import ConfigError, PluginError
+from core.isolation.faults import Names
 from core.model.spec import ModelFiles, ModelSpec
 from core.pipeline import Part, PipelineDescription
 from core.request import ReadOnlyList, Request
@@ -96,6 +97,7 @@ class Simulation:
     cost: CostModel
     max_num_scheduled_tokens: int
     max_model_len: int
+    names: Names = field(default_factory=Names)  # of the components, for one that fails
     lengths: dict[str, int] = field(default_factory=dict)  # of live requests, for an oracle
     _prompts: dict[int, ReadOnlyList] = field(default_factory=dict)
 
@@ -138,10 +140,12 @@ def build_simulation(
     predictor: Predictor = build(description.part("predictor"), PredictorContext(length, lengths.get))
     drafts = Stride(stride if "drafts" in description.part("scheduler").provided.component.provides else 1)
     context = SchedulerContext(cache, prefill, drafts, clock, length, _swap_cost(cache, cost), predictor)
+    scheduler: Scheduler = build(description.part("scheduler"), context)
+    _refuse_stride(stride, scheduler, description.part("scheduler"))
     num_kv_slots = cache.num_blocks * cache.block_size
     admission = AdmissionContext(_spec(length), clock, lambda: num_kv_slots)
     return Simulation(
-        scheduler=build(description.part("scheduler"), context),
+        scheduler=scheduler,
         cache=cache,
         prefill=prefill,
         admission=build(description.part("admission"), admission),
@@ -150,6 +154,7 @@ def build_simulation(
         cost=cost,
         max_num_scheduled_tokens=limits.max_num_scheduled_tokens,
         max_model_len=length,
+        names=description.names,
         lengths=lengths,
     )
 
@@ -159,6 +164,16 @@ def _refuse_speculation(part: Part) -> None:
         raise ConfigError(
             f"{part.who}: which drafts a model would accept is not known without it; simulate with decode=plain",
             "decode",
+        )
+
+
+def _refuse_stride(stride: int, scheduler: Scheduler, part: Part) -> None:
+    """A plan of several steps would be one step to a scheduler that counts them."""
+    if stride > 1 and getattr(scheduler, "counts_steps", False):
+        raise ConfigError(
+            f"stride={stride} makes one plan of several steps, and scheduler={part.provided.component.name} counts steps: leave "
+            "stride=1 beside it",
+            "stride",
         )
 
 

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from core.config.keys import validated
 from core.errors import NonetError, described
 from core.process import collect_rarely
 from core.simulation import metrics
 from core.simulation.build import SimulationSettings, open_simulation
+from core.simulation.keys import checked
 from core.simulation.load import at_load, capacity
 from core.simulation.loop import simulate
 from core.simulation.metrics import Slo
@@ -50,7 +50,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 def work(job: Job) -> Figures:
     """In this process."""
     try:
-        traffic = validated(TrafficSettings, job.traffic, "workload")
+        traffic = checked(TrafficSettings, job.traffic)
         settings = SimulationSettings(cost=job.cost)
         if job.asks_for == "capacity":
             return Figures(values={"capacity": capacity(traffic, job.overrides, settings)})

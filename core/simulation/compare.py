@@ -21,7 +21,8 @@ from core.outputs import Timings
 from core.progress import ProgressBars
 from core.session import Session, open_session
 from core.simulation.build import SimulationSettings, open_simulation
-from core.simulation.cost import StepClock, load_cost
+from core.simulation.cost import StepClock, doubt, load_cost
+from core.simulation.course import Course, say
 from core.simulation.files import write_text
 from core.simulation.fit import FitSettings, cost_of, measure
 from core.simulation.lengths import Lengths
@@ -42,10 +43,10 @@ class CompareSettings(BaseModel):
         default=None, description="a file that `simulate fit` wrote; null: measured, before and after"
     )
     fit_seconds: float = Field(default=60.0, gt=0, le=3600, description="of measuring, without a cost file")
-    num_requests: int = Field(default=200, ge=1)
+    num_requests: int = Field(default=200, ge=1, description="sent through the engine, and simulated")
     load: float = Field(default=0.7, gt=0, le=100, description="of what fcfs could serve")
     scale: float = Field(default=0.1, gt=0, le=1, description="of the lengths of the conversation traffic")
-    seed: int = 0
+    seed: int = Field(default=0, description="of lengths, times and prompts")
     max_error: float = Field(
         default=0.15, gt=0, description="of mean TTFT and of throughput: more ends with exit code 1"
     )
@@ -96,17 +97,18 @@ async def _compare(session: Session, overrides: Sequence[str], settings: Compare
             steps = list(real.steps)
             await _measured(real, cost, settings, before)
         result = simulate(open_simulation(words, simulation, traffic.shares_content), traffic)
-        step_error, fit = _step_error(steps, cost), load_cost(cost).fit
+        step_error, used = _step_error(steps, cost), load_cost(cost)
     truth, said = _real(timings, arrivals, wall_s), _simulated(result)
     return {
         "real": _dict(truth),
         "simulated": _dict(said),
         "errors": said.errors(truth),
         "requests": len(arrivals),
-        "offered_requests_per_s": len(arrivals) / arrivals[-1].time_s,
+        "offered_requests_per_s": _rate(arrivals),
         "steps": {"real": len(steps), "simulated": result.steps.num_steps},
         "step_error": step_error,
-        "fit": fit,
+        "fit": used.fit,
+        "doubt": doubt(used),
     }
 
 
@@ -151,16 +153,28 @@ async def _drive(real: RealEngine, arrivals: Sequence[Arrival], seed: int) -> tu
     prompts = [[rng.randrange(vocab_size // 10, vocab_size) for _ in range(a.num_prompt_tokens)] for a in arrivals]
     for index in range(WARM_UP):
         await real.generate(f"warm-{index}", prompts[index % len(prompts)][::-1], 4)
+    say(_announced(arrivals))
     real.steps.clear()
     loop = asyncio.get_running_loop()
     began = loop.time()
 
-    async def one(index: int, arrival: Arrival) -> Timings:
+    async def one(index: int, arrival: Arrival, course: Course) -> Timings:
         await asyncio.sleep(began + arrival.time_s - loop.time())
-        return await real.generate(f"compare-{index}", prompts[index], arrival.num_output_tokens)
+        found = await real.generate(f"compare-{index}", prompts[index], arrival.num_output_tokens)
+        course.add()
+        return found
 
-    timings = await asyncio.gather(*(one(index, arrival) for index, arrival in enumerate(arrivals)))
+    with Course("requests answered", len(arrivals)) as course:
+        timings = await asyncio.gather(*(one(index, arrival, course) for index, arrival in enumerate(arrivals)))
     return timings, loop.time() - began
+
+
+def _announced(arrivals: Sequence[Arrival]) -> str:
+    return f"sending {len(arrivals)} requests at {_rate(arrivals):.1f}/s: about {arrivals[-1].time_s:.0f} s"
+
+
+def _rate(arrivals: Sequence[Arrival]) -> float:
+    return len(arrivals) / arrivals[-1].time_s
 
 
 def _real(timings: Sequence[Timings], arrivals: Sequence[Arrival], wall_s: float) -> Side:

@@ -16,10 +16,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from core.config.keys import validated
 from core.errors import ConfigError, near_matches
+from core.simulation.keys import checked
 from core.stages.step_cost import attended
 
+MAX_MEAN_ERROR, MAX_TOTAL_ERROR = 0.25, 0.15  # of a fit: of a step on average, and of all steps together
 FEW_TOKENS = 4  # up to so many in a step, a matrix product costs more per token: it is one of vectors still
 
 
@@ -163,6 +164,20 @@ GPU = CostModel(
 BUILT_IN: Mapping[str, CostModel] = MappingProxyType({"cpu": CPU, "gpu": GPU})
 
 
+def doubt(cost: CostModel) -> str:
+    """Why figures that rest on this fit mean little, and what to do; empty where they do not, or nobody knows."""
+    found = cost.fit.get("residual")
+    if not isinstance(found, Mapping):
+        return ""
+    mean, total = (float(found.get(name, 0.0)) for name in ("mean_error", "total_error"))
+    if mean <= MAX_MEAN_ERROR and abs(total) <= MAX_TOTAL_ERROR:
+        return ""
+    return (
+        f"warning: the fit is off by {mean:.0%} of a step on average and by {total:+.0%} of all steps together: the machine was "
+        "busy while it was measured; run again"
+    )
+
+
 def load_cost(name: str) -> CostModel:
     """A built-in one, or that of a JSON file. Raises ConfigError naming the key `cost`."""
     if name in BUILT_IN:
@@ -177,4 +192,7 @@ def load_cost(name: str) -> CostModel:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cost={name}: not JSON: {error}", "cost") from None
-    return validated(CostModel, values, "cost")
+    try:
+        return checked(CostModel, values)
+    except ConfigError as error:
+        raise ConfigError(f"cost={name}: {error}", "cost") from None

@@ -7,10 +7,9 @@ sizes; then the terms of `core.simulation.cost` by non-negative least squares.
 from __future__ import annotations
 
 import asyncio
-import platform
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Final
 
@@ -22,6 +21,7 @@ from core.lab.machine import machine
 from core.progress import ProgressBars
 from core.session import Session, open_session
 from core.simulation.cost import TERMS, CostModel, Seconds
+from core.simulation.course import Course, say
 from core.simulation.least_squares import fitted
 from core.simulation.real import OVERRIDES, MeasuredStep, RealEngine, real_engine
 from core.simulation.records import Floats
@@ -40,7 +40,7 @@ class FitSettings(BaseModel):
     max_prompt_len: int = Field(default=1024, ge=SHORTEST, description="tokens of the longest prompt")
     max_batch: int = Field(default=32, ge=1, description="requests at once, at most")
     output_len: int = Field(default=24, ge=2, description="tokens of the longest answer")
-    seed: int = 0
+    seed: int = Field(default=0, description="of the prompts and their lengths")
 
 
 def fit(overrides: Sequence[str], settings: FitSettings) -> CostModel:
@@ -57,15 +57,29 @@ async def _fit(session: Session, settings: FitSettings) -> CostModel:
 async def measure(real: RealEngine, settings: FitSettings) -> list[MeasuredStep]:
     """Steps of all kinds. The first requests, which warm the machine up, do not count."""
     rng = random.Random(settings.seed)
-    await _round(real, settings, rng, 2)
+    say(_announced(real, settings))
+    await _round(real, settings, rng, 2, lambda: None)
     real.steps.clear()
     began, batches = time.monotonic(), _batches(settings.max_batch)
-    for index, batch in enumerate(cycle(batches)):
-        spent = time.monotonic() - began
-        if spent > settings.seconds * (1 if index >= len(batches) else OVERTIME) and real.steps:
-            break
-        await _round(real, settings, rng, batch)
+    with Course("steps measured") as course:
+        for index, batch in enumerate(cycle(batches)):
+            spent = time.monotonic() - began
+            if spent > settings.seconds * (1 if index >= len(batches) else OVERTIME) and real.steps:
+                break
+            await _round(real, settings, rng, batch, lambda: course.at(len(real.steps)))
     return list(real.steps)
+
+
+def _longest(real: RealEngine, settings: FitSettings) -> int:
+    """Tokens of a prompt, with room for its answer."""
+    return min(settings.max_prompt_len, real.front.model.max_model_len - settings.output_len)
+
+
+def _announced(real: RealEngine, settings: FitSettings) -> str:
+    return (
+        f"measuring steps for about {settings.seconds:g} s, on a slow machine up to {settings.seconds * OVERTIME:g} s: requests "
+        f"of up to {_longest(real, settings):,} and {settings.output_len} tokens, up to {settings.max_batch} at a time"
+    )
 
 
 def _batches(most: int) -> list[int]:
@@ -73,10 +87,12 @@ def _batches(most: int) -> list[int]:
     return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
 
 
-async def _round(real: RealEngine, settings: FitSettings, rng: random.Random, batch: int) -> None:
+async def _round(
+    real: RealEngine, settings: FitSettings, rng: random.Random, batch: int, on_end: Callable[[], object]
+) -> None:
     """Twice `batch` requests, `batch` of them at a time: a prompt comes where an answer has ended, between decodes."""
     slots, model = asyncio.Semaphore(batch), real.front.model
-    longest = min(settings.max_prompt_len, model.max_model_len - settings.output_len)
+    longest = _longest(real, settings)
     low, high = model.vocab_size // 10, max(model.vocab_size * 9 // 10, model.vocab_size // 10 + 1)
 
     async def one(index: int) -> None:
@@ -84,6 +100,7 @@ async def _round(real: RealEngine, settings: FitSettings, rng: random.Random, ba
         prompt, num_output = [rng.randrange(low, high) for _ in range(length)], rng.randint(2, settings.output_len)
         async with slots:
             await real.generate(f"fit-{batch}-{index}", prompt, num_output)
+        on_end()
 
     await asyncio.gather(*(one(index) for index in range(2 * batch)))
 
@@ -105,7 +122,7 @@ def cost_of(real: RealEngine, steps: Sequence[MeasuredStep]) -> CostModel:
         kv_bytes_per_token=kv_bytes,
         max_model_len=real.info.max_model_len,
         fit={
-            "machine": {**machine(), "threads": torch.get_num_threads(), "processor": platform.processor()},
+            "machine": {**machine(), "threads": torch.get_num_threads()},
             "residual": residual(features @ coefficients, seconds),
         },
     )

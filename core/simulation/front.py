@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Final
+from typing import Final, cast
+
+import msgspec
 
 from core.front.load import LoadMeter
 from core.outputs import StepStats
@@ -29,6 +31,9 @@ class SimulatedFront:
     def __init__(self, simulation: Simulation):
         self._admission, self._clock, self._prompt = simulation.admission, simulation.clock, simulation.prompt
         self._block_size = simulation.cache.block_size
+        self._too_long = min(
+            simulation.max_model_len, simulation.cache.num_blocks * self._block_size
+        )  # tokens of a prompt
         self.measures = type(simulation.admission) is not Open
         self._meter = LoadMeter()
         self._idle = self._meter.load()
@@ -40,14 +45,19 @@ class SimulatedFront:
         load = self._meter.load(arrival.tenant) if self.measures else self._idle
         try:
             self._admission.check_room(1, load)
-            (message,) = self._admission.admit(
-                _asked(arrival, row), self._prompt(arrival.num_prompt_tokens), PARAMS, load
-            )
+            (message,) = self._admission.admit(_asked(arrival, row), self._shown(arrival), PARAMS, load)
         finally:
             self._clock.now = engine_time
+        if arrival.num_prompt_tokens >= self._too_long:
+            message = msgspec.structs.replace(message, prompt_token_ids=self._prompt(arrival.num_prompt_tokens))
         if self.measures:
             self._meter.add(message)
         return self._request(message, arrival, row)
+
+    def _shown(self, arrival: Arrival) -> list[int]:
+        """The prompt as admission sees it: nobody makes a list of ten million tokens for a request that cannot run."""
+        count = arrival.num_prompt_tokens
+        return self._prompt(count) if count < self._too_long else cast("list[int]", range(count))
 
     def ended(self, request: SimulatedRequest, served: bool) -> None:
         if self.measures:

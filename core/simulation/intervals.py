@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import isfinite, sqrt
 from statistics import NormalDist, fmean, stdev
 
 # 97.5 % quantiles of Student's t distribution by degrees of freedom, 1 to 30
@@ -28,7 +28,8 @@ class Interval:
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
-        return f"{self.mean:+.1%} [{self.low:+.1%}, {self.high:+.1%}]"
+        """Without bounds where nothing is known of them."""
+        return f"{self.mean:+.1%}" + (f" [{self.low:+.1%}, {self.high:+.1%}]" if isfinite(self.high) else "")
 
 
 def t_interval(values: Sequence[float]) -> Interval:

@@ -17,10 +17,11 @@ from core.batch import SchedulerOutput
 from core.errors import NonetError, OverloadedError, RequestError
 from core.outputs import StepStats
 from core.request import FinishReason, Request
+from core.simulation.blame import blaming
 from core.simulation.build import SimulatedRequest, Simulation
 from core.simulation.cost import StepClock
 from core.simulation.front import SimulatedFront, idle
-from core.simulation.outcomes import Columns, History
+from core.simulation.outcomes import Columns, History, Reasons, explained
 from core.simulation.records import Arrival, Finish, RunResult, StepTotals, Traffic
 from core.simulation.solo import solo_seconds
 from core.simulation.step import Resident, Step
@@ -42,8 +43,13 @@ def simulate(simulation: Simulation, traffic: Traffic, progress: Callable[[int],
     """Run `traffic` to its end; `progress` is told now and then how many requests have ended.
 
     A simulation is used up by it. Raises SimulationError where the scheduler plans nothing for good, or ends what has not
-    ended; what a component raises passes through.
+    ended, and PluginError for a component that raises: there are no guards here that a run could go on behind.
     """
+    with blaming(simulation.names):
+        return _simulated(simulation, traffic, progress)
+
+
+def _simulated(simulation: Simulation, traffic: Traffic, progress: Callable[[int], object]) -> RunResult:
     started = time.perf_counter()
     run = _Run(simulation, traffic)
     while run.turn():
@@ -52,14 +58,15 @@ def simulate(simulation: Simulation, traffic: Traffic, progress: Callable[[int],
     progress(run.num_ended)
     simulation.cache.check()
     outcomes = run.columns.outcomes()
-    solo_s = solo_seconds(simulation, outcomes.num_prompt_tokens, outcomes.num_output_tokens)
     return RunResult(
-        outcomes=replace(outcomes, solo_s=solo_s),
+        outcomes=replace(outcomes, solo_s=solo_seconds(simulation, outcomes)),
         steps=run.totals,
         timeline=run.history.timeline(),
         simulated_s=run.last_end_s,
         wall_s=time.perf_counter() - started,
         num_kv_slots=simulation.cache.num_blocks * simulation.cache.block_size,
+        reasons=run.reasons.counts(),
+        left_out=dict(getattr(traffic, "left_out", {})),
     )
 
 
@@ -76,7 +83,7 @@ class _Run:
         self._arrivals = iter(traffic)
         self._shares = traffic.shares_content
         self._next: Arrival | None = next(self._arrivals, None)
-        self.columns, self.history, self.totals = Columns(), History(), StepTotals()
+        self.columns, self.history, self.totals, self.reasons = Columns(), History(), StepTotals(), Reasons()
         self.num_ended, self.last_end_s = 0, 0.0
         self._num_live = 0  # requests that were admitted and have not ended
         self._resident = Resident(self._block_size)
@@ -128,8 +135,9 @@ class _Run:
         try:
             request = self._front.admit(arrival, row)
         except (OverloadedError, RequestError) as error:
-            refused = isinstance(error, OverloadedError)
-            self._record(row, Finish.REFUSED if refused else Finish.ERROR, arrival.time_s)
+            finish = Finish.REFUSED if isinstance(error, OverloadedError) else Finish.ERROR
+            self.reasons.add(finish, explained(error))
+            self._record(row, finish, arrival.time_s)
             return
         self._sim.lengths[request.request_id] = request.left
         self._num_live += 1
@@ -250,6 +258,8 @@ class _Run:
             self._resident.leave(request)
         for request in plan.refused:
             expired = request.finish_reason is FinishReason.EXPIRED
+            if not expired:
+                self.reasons.add(Finish.ERROR, str(request.stop_reason or "the scheduler gave no reason"))
             self._leave(request, Finish.EXPIRED if expired else Finish.ERROR, self._clock.now)
 
     def _end(self, request: SimulatedRequest, at: float) -> None:

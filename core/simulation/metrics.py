@@ -53,7 +53,7 @@ class Slo:
 
 
 def arrival_window_s(outcomes: Outcomes) -> float:
-    """From 0 to the last arrival; rates count by it, so that all policies are divided by the same."""
+    """From 0 to the last arrival; rates of requests count by it, so that all policies are divided by the same."""
     return float(outcomes.arrival_s[-1]) if len(outcomes) else 0.0
 
 
@@ -127,20 +127,22 @@ def jain(shares: Iterable[float]) -> float:
 @dataclass(frozen=True, slots=True)
 class Fairness:
     """`shares` [num_tenants]: service that each tenant got while requests arrived, over its max-min fair share of the service
-    that all of them got. 1 is fair; a tenant that asked for nothing is NaN."""
+    that all of them got. 1 is fair; a tenant that asked for nothing is NaN, and so are all where nobody got anything in that
+    time: then the indices are NaN, too."""
 
     shares: Floats
 
     @property
     def jain(self) -> float:
         """1 where each tenant has its fair share, whatever it asked for."""
-        return jain(self.shares[np.isfinite(self.shares)])
+        found = self.shares[np.isfinite(self.shares)]
+        return jain(found) if len(found) else float("nan")
 
     @property
     def least(self) -> float:
         """Of the tenant that came off worst."""
         found = self.shares[np.isfinite(self.shares)]
-        return float(found.min()) if len(found) else 1.0
+        return float(found.min()) if len(found) else float("nan")
 
 
 def fairness(outcomes: Outcomes, weights: Mapping[str, float] | None = None) -> Fairness:

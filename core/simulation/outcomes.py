@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from array import array
+from collections import Counter
 from typing import Final
 
 import numpy as np
 
+from core.errors import OverloadedError, RequestError, printable
 from core.simulation.records import Arrival, Finish, Floats, Ints, Outcomes, Timeline
 
 NAN: Final = float("nan")
 MAX_MOMENTS: Final = 1024
+NUMBER: Final = re.compile(r"\d+(\.\d+)?")
+MAX_REASONS: Final = 20  # texts that are told apart
+OTHER_REASONS: Final = "other reasons"
 
 
 class Columns:
@@ -53,6 +59,28 @@ class Columns:
             tenant=_ints(self.tenant),
             tenants=tuple(self._tenants),
         )
+
+
+class Reasons:
+    """Why requests were not served: texts in which numbers do not count, by what became of the request."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[str]] = {}
+
+    def add(self, finish: Finish, text: str) -> None:
+        counts = self._counts.setdefault(finish.name.lower(), Counter())
+        reason = NUMBER.sub("N", printable(text)).removesuffix("; try again later")
+        counts[reason if reason in counts or len(counts) < MAX_REASONS else OTHER_REASONS] += 1
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Most frequent first."""
+        return {finish: dict(counts.most_common()) for finish, counts in self._counts.items()}
+
+
+def explained(error: RequestError | OverloadedError) -> str:
+    """Why admission turned a request away, with the code that a client would read where it says more than that it is wrong."""
+    code = error.code if isinstance(error, RequestError) else "invalid_value"
+    return error.message if code == "invalid_value" else f"{code}: {error.message}"
 
 
 class History:

@@ -25,8 +25,13 @@ from core.stages.frontend import GenerateRequest
 from core.stages.renderer import TokenPrompt
 from core.wire import EngineInfo
 
-# No queue is too long, and a step that takes its time on a busy machine is only that.
-OVERRIDES: Final = ("process.separate=false", "process.probe_timeout=600", "admission=open")
+# No queue is too long, and a step that takes its time on a busy machine is only that: no fault of a plugin.
+OVERRIDES: Final = (
+    "process.separate=false",
+    "process.probe_timeout=600",
+    "plugins.block_timeout=600",
+    "admission=open",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ columns of numbers that a report reads. All times are seconds of the simulated c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
@@ -75,7 +75,9 @@ class Outcomes:
     finish: Ints  # values of Finish
     tenant: Ints  # indices into `tenants`
     tenants: tuple[str, ...]
-    solo_s: Floats | None = None  # what the request would take on an idle machine, by the same cost model
+    solo_s: Floats | None = (
+        None  # what the request would take on an idle machine, by the same cost model; NaN: not served
+    )
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -138,6 +140,8 @@ class RunResult:
     simulated_s: float  # from 0 to the end of the last request
     wall_s: float  # of this machine
     num_kv_slots: int  # tokens that the pool holds
+    reasons: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by Finish's name: why requests ended so
+    left_out: Mapping[str, int] = field(default_factory=dict)  # rows of a trace that are no requests, by why
 
     @property
     def kv_waste(self) -> float:

@@ -20,7 +20,7 @@ class ReportSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     slo_ttft: float = Field(default=1.0, gt=0, description="goodput counts requests with at most this TTFT, in seconds")
-    slo_tpot: float = Field(default=0.1, gt=0, description="and at most this TPOT")
+    slo_tpot: float = Field(default=0.1, gt=0, description="and at most this TPOT, in seconds")
     plot: str | None = Field(
         default=None, description="a PNG or SVG file to write; needs matplotlib (pip install nonet[plots])"
     )
@@ -37,6 +37,8 @@ def report(result: RunResult, settings: ReportSettings) -> dict[str, Any]:
     met = settings.slo.met(outcomes)
     return {
         "requests": {"all": len(outcomes), **{each.name.lower(): metrics.num_of(outcomes, each) for each in Finish}},
+        "reasons": result.reasons,
+        "left_out": dict(result.left_out),
         **latencies(outcomes, outcomes.served),
         "rates": _rates(result),
         "goodput": {
@@ -44,7 +46,7 @@ def report(result: RunResult, settings: ReportSettings) -> dict[str, Any]:
             "requests_per_s": metrics.goodput(outcomes, settings.slo),
             "share": float(met.mean()) if len(met) else 0.0,
         },
-        "fairness": {"jain": fairness.jain, "least_share": fairness.least},
+        "fairness": {"jain": _known(fairness.jain), "least_share": _known(fairness.least)},
         "tenants": _tenants(outcomes, fairness, met),
         "preemptions": {
             "all": steps.num_preemptions,
@@ -74,13 +76,19 @@ def latencies(outcomes: Outcomes, rows: np.ndarray[Any, np.dtype[np.bool_]]) -> 
     }
 
 
+def _known(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
 def _rates(result: RunResult) -> dict[str, float]:
+    """Requests by the time in which they arrive, as goodput is; tokens and work by the whole time."""
     outcomes, window = result.outcomes, metrics.arrival_window_s(result.outcomes)
     whole = result.simulated_s or 1.0
     served = outcomes.served
     return {
         "offered_requests_per_s": len(outcomes) / window if window else 0.0,
-        "served_requests_per_s": float(served.sum()) / whole,
+        "served_requests_per_s": float(served.sum()) / window if window else 0.0,
+        "arrival_window_s": window,
         "prompt_tokens_per_s": float(outcomes.num_prompt_tokens[served].sum()) / whole,
         "output_tokens_per_s": float(outcomes.num_output_tokens[served].sum()) / whole,
         "busy_share": result.steps.busy_s / whole,
@@ -95,10 +103,9 @@ def _tenants(
     found = {}
     for index, name in enumerate(names):
         mine = outcomes.tenant == index
-        share = float(fairness.shares[index])
         found[name] = {
             "requests": int(mine.sum()),
-            "share": share if np.isfinite(share) else None,
+            "share": _known(float(fairness.shares[index])),
             "slo_share": float(met[mine].mean()) if mine.any() else 0.0,
             **latencies(outcomes, mine & outcomes.served),
         }
@@ -113,22 +120,19 @@ ROWS = (
     ("latency", "e2e_s", 1000.0),
     ("slowdown", "slowdown", 1.0),
 )
+TOO_SHORT = "(too short a trace)"
 COLUMNS = ("mean", "p50", "p90", "p99", "max")
 
 
 def text(found: Mapping[str, Any]) -> str:
     """About twenty lines for a reader."""
-    requests, rates, goodput, kv = found["requests"], found["rates"], found["goodput"], found["kv"]
-    slo = goodput["slo"]
-    ended = ", ".join(f"{number:,} {word}" for word, number in requests.items() if word != "all" and number)
+    rates, kv = found["rates"], found["kv"]
     lines = [
-        f"requests     {requests['all']:,}: {ended}; offered {rates['offered_requests_per_s']:.3g}/s, "
-        f"served {rates['served_requests_per_s']:.3g}/s",
+        *_request_lines(found),
         f"tokens       {rates['prompt_tokens_per_s']:,.0f} prompt and {rates['output_tokens_per_s']:,.0f} output per second",
         *_latency_lines(found),
-        f"goodput      {goodput['requests_per_s']:.3g}/s, {goodput['share']:.1%} of the requests, with TTFT at most "
-        f"{slo['ttft_s']:g} s and TPOT at most {slo['tpot_s']:g} s",
-        f"fairness     Jain index {found['fairness']['jain']:.3f}, least share {found['fairness']['least_share']:.2f}",
+        _goodput_line(found),
+        _fairness_line(found),
         *_tenant_lines(found["tenants"]),
         f"preemptions  {found['preemptions']['all']:,} of {found['preemptions']['requests']:,} requests; "
         f"{found['preemptions']['blocks_swapped_out']:,} blocks swapped out, {found['preemptions']['blocks_swapped_in']:,} in",
@@ -139,6 +143,38 @@ def text(found: Mapping[str, Any]) -> str:
         f"time         {found['simulated_s']:,.1f} s simulated in {found['wall_s']:.1f} s",
     ]
     return "\n".join(lines)
+
+
+def _request_lines(found: Mapping[str, Any]) -> list[str]:
+    """What became of them, and why of some of them nothing did."""
+    requests, rates = found["requests"], found["rates"]
+    ended = ", ".join(f"{number:,} {word}" for word, number in requests.items() if word != "all" and number)
+    offered, served = (_rate(found, rates[f"{word}_requests_per_s"]) for word in ("offered", "served"))
+    lines = [f"requests     {requests['all']:,}: {ended}; offered {offered}, of these served {served}"]
+    for finish, reasons in found["reasons"].items():
+        lines += [f"  {finish:<11}{number:>9,}: {reason}" for reason, number in reasons.items()]
+    lines += [f"  {'left out':<11}{number:>9,} rows {why}" for why, number in found["left_out"].items()]
+    return lines
+
+
+def _rate(found: Mapping[str, Any], per_second: float) -> str:
+    """Of requests, over the time in which they arrive."""
+    return f"{per_second:.3g}/s" if found["rates"]["arrival_window_s"] else TOO_SHORT
+
+
+def _goodput_line(found: Mapping[str, Any]) -> str:
+    goodput, slo = found["goodput"], found["goodput"]["slo"]
+    return (
+        f"goodput      {_rate(found, goodput['requests_per_s'])}, {goodput['share']:.1%} of the requests, with TTFT at most "
+        f"{slo['ttft_s']:g} s and TPOT at most {slo['tpot_s']:g} s"
+    )
+
+
+def _fairness_line(found: Mapping[str, Any]) -> str:
+    index, least = found["fairness"]["jain"], found["fairness"]["least_share"]
+    if index is None:
+        return f"fairness     Jain index {TOO_SHORT if found['requests']['served'] else '(nobody was served)'}"
+    return f"fairness     Jain index {index:.3f}, least share {least:.2f}"
 
 
 def _latency_lines(found: Mapping[str, Any]) -> list[str]:

@@ -7,11 +7,19 @@ import numpy as np
 from core.request import SamplingParams
 from core.simulation.build import SimulatedRequest, Simulation
 from core.simulation.cost import StepClock, Work
-from core.simulation.records import Floats, Ints
+from core.simulation.records import Floats, Ints, Outcomes
 
 
-def solo_seconds(simulation: Simulation, num_prompt: Ints, num_output: Ints) -> Floats:
-    """Per request, from arrival to end, with nothing cached; the prompt in the chunks that stage 5 makes of it."""
+def solo_seconds(simulation: Simulation, outcomes: Outcomes) -> Floats:
+    """Per request, from arrival to end, with nothing cached; the prompt in the chunks that stage 5 makes of it. NaN where it
+    was not served: it may be one that no machine could."""
+    served = outcomes.served
+    found = np.full(len(outcomes), np.nan)
+    found[served] = _seconds(simulation, outcomes.num_prompt_tokens[served], outcomes.num_output_tokens[served])
+    return found
+
+
+def _seconds(simulation: Simulation, num_prompt: Ints, num_output: Ints) -> Floats:
     lengths, rows = np.unique(num_prompt, return_inverse=True)
     prompts: Floats = np.array([_prompt_s(simulation, int(length)) for length in lengths])
     seconds, steps = simulation.cost.seconds, np.maximum(num_output - 1, 0)

@@ -9,16 +9,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from tqdm import tqdm
 
 from core.errors import ConfigError
 from core.plugins import load_plugins
 from core.simulation.cells import Job, run_jobs
+from core.simulation.course import Course
 from core.simulation.files import write_text
 from core.simulation.scenarios import BASELINE, Contender, Scenario, contenders, scenarios
 from core.simulation.table_rows import Row, Table
@@ -32,16 +31,20 @@ class TableSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     size: Literal["tiny", "small", "full"] = Field(
-        default="full", description="seeds and requests: 2 x 60, 3 x 200, 5 x 500"
+        default="full", description="seeds and requests of a cell: 2 x 60 (tiny), 3 x 200 (small), 5 x 500 (full)"
     )
-    seeds: int | None = Field(default=None, ge=1, le=100)
-    num_requests: int | None = Field(default=None, ge=10, description="of each run")
+    seeds: int | None = Field(
+        default=None, ge=1, le=100, description="runs of each cell; null: as size says; with 1 or 2 no change is sure"
+    )
+    num_requests: int | None = Field(default=None, ge=10, description="of each run; null: as size says")
     workers: int = Field(default=2, ge=1, le=64, description="processes; 1: this one alone")
-    cost: str = Field(default="gpu", description="as of simulate")
-    slo_ttft: float = Field(default=1.0, gt=0, description="seconds, for goodput")
-    slo_tpot: float = Field(default=0.1, gt=0)
+    cost: str = Field(default="gpu", description="what steps cost: gpu, cpu, or a file that `simulate fit` wrote")
+    slo_ttft: float = Field(default=1.0, gt=0, description="goodput counts requests with at most this TTFT, in seconds")
+    slo_tpot: float = Field(default=0.1, gt=0, description="and at most this TPOT, in seconds")
     policies: str = Field(default="", description="rows, with commas between; empty: all")
-    scenarios: str = Field(default="", description="blocks, with commas between; empty: all")
+    scenarios: str = Field(
+        default="", description="blocks, with commas between and spaces as underscores (short_under_long); empty: all"
+    )
     json_file: str | None = Field(default=None, alias="json", description="all figures as JSON, to this file")
     csv_file: str | None = Field(default=None, alias="csv", description="one line per row and block, to this file")
     plot: str | None = Field(default=None, description="a folder for pictures of the blocks; needs matplotlib")
@@ -66,12 +69,13 @@ def make_table(settings: TableSettings) -> Table:
         for s, load, c in cells
         for seed in range(settings.num_seeds)
     ]
-    with tqdm(total=len(jobs), desc="runs", file=sys.stderr, disable=None) as bar:
-        found = iter(run_jobs(jobs, settings.workers, bar.update))
+    with Course("runs", len(jobs)) as course:
+        found = iter(run_jobs(jobs, settings.workers, course.add))
     runs = {(s.name, load, c.name): tuple(next(found) for _ in range(settings.num_seeds)) for s, load, c in cells}
     return Table(
         tuple(Row(s, load, c, runs[s.name, load, c.name], runs[s.name, load, BASELINE]) for s, load, c in cells),
         capacities,
+        settings.run_length,
     )
 
 
@@ -104,7 +108,7 @@ def write_files(table: Table, settings: TableSettings) -> None:
     """Raises ConfigError naming the key whose file cannot be written."""
     records = as_records(table)
     if settings.json_file:
-        found = {"capacities": dict(table.capacities), "rows": records}
+        found = {"capacities": dict(table.capacities), "num_requests": table.num_requests, "rows": records}
         write_text("json", settings.json_file, json.dumps(found, indent=2))
     if settings.csv_file:
         write_text("csv", settings.csv_file, _as_csv(records))

@@ -51,6 +51,7 @@ class Row:
 class Table:
     rows: tuple[Row, ...]
     capacities: Mapping[str, float]  # requests per second, by scenario
+    num_requests: int = 0  # of each run; 0: not known
 
     def row(self, scenario: str, load: float, contender: str) -> Row:
         """Raises KeyError where there is none."""

@@ -36,6 +36,7 @@ FOCUS = (
     Column("their p99 TTFT s", "focus_p99_ttft_s", "{:.2f}"),
     Column("p99 latency s", "focus_p99_e2e_s", "{:.2f}"),
 )
+SERVED = (Column("served", "served_share", "{:.1%}"),)
 CACHED = (Column("cached", "cached_share", "{:.1%}"),)
 NAME = 18  # width of the rows' names
 MILLI = ("mean_tpot_s",)  # shown in thousandths
@@ -52,11 +53,41 @@ def as_text(table: Table) -> str:
         columns = _columns(scenario)
         lines.append(f"{'':<{NAME}}" + "".join(f"{c.title:>{_width(c)}}" for c in columns) + "   latency against fcfs")
         lines += [_line(row, columns) for row in rows]
-    return "\n".join(lines[1:])
+    return "\n".join((*lines[1:], "", *_legend(table)))
+
+
+def _legend(table: Table) -> list[str]:
+    """What the figures rest on, and what the words mean that only the table has."""
+    seeds, requests = max(len(row.runs) for row in table.rows), f"{table.num_requests:,} " if table.num_requests else ""
+    lines = [
+        f"each cell: the mean of {seeds} run{'s' * (seeds > 1)} of {requests}requests, with the seed{'s' * (seeds > 1)} "
+        f"{', '.join(map(str, range(seeds))) if seeds < 4 else f'0 to {seeds - 1}'}",
+        _about_changes(seeds),
+        "goodput: requests within both objectives per second of the time in which they arrive; Jain: of the tenants' fair shares",
+    ]
+    with_focus = {row.scenario.name: row.scenario for row in table.rows if row.scenario.focus}
+    lines += [f"their (in {one.name}): of the tenants {', '.join(one.focus)}" for one in with_focus.values()]
+    if any(_may_fail(row.scenario) for row in table.rows):
+        lines.append("served: share of the requests; those that expired or were refused count in no latency")
+    rows = {row.contender.name: row.contender for row in table.rows if row.contender.overrides}
+    return lines + [f"{one.name}: {' '.join(one.words)}" for one in rows.values()]
+
+
+def _about_changes(seeds: int) -> str:
+    about = "latency against fcfs: change of the mean, of runs with the same seed"
+    if seeds == 1:
+        return f"{about}; one seed proves nothing: seeds=3 or more gives intervals"
+    text = f"{about}, with a 95% interval"
+    return f"{text}, which proves nothing with two seeds: seeds=3 or more" if seeds == 2 else text
+
+
+def _may_fail(scenario: Scenario) -> bool:
+    return scenario.traffic.get("ttl") is not None
 
 
 def _columns(scenario: Scenario) -> tuple[Column, ...]:
-    return (*COLUMNS, *(FOCUS if scenario.focus else ()), *(CACHED if scenario.traffic.get("system_prompts") else ()))
+    focus, served = FOCUS if scenario.focus else (), SERVED if _may_fail(scenario) else ()
+    return (*COLUMNS, *focus, *served, *(CACHED if scenario.traffic.get("system_prompts") else ()))
 
 
 def _width(column: Column) -> int:

@@ -14,7 +14,8 @@ import csv
 import gzip
 import heapq
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -29,6 +30,10 @@ from core.errors import ConfigError, near_matches, shown
 from core.simulation.records import Arrival
 from core.simulation.synthetic import CHUNK, Shape, Streams, bounded, drawn_priorities, tenant_names, with_content
 
+FIELDS: Mapping[str, tuple[str, str, str]] = {  # time, prompt and output of a CSV format
+    "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
+}
 GZIP = b"\x1f\x8b"
 MAX_TOKENS = 10_000_000  # of one request; more is no number of tokens
 MAX_LINE = 1 << 22  # characters
@@ -63,12 +68,14 @@ class TraceRow:
 class Trace:
     """A `core.simulation.records.Traffic`. Requests without a prompt or an output are left out: they had failed.
 
-    Raises ConfigError that names file, line and field, while it is read.
+    Raises ConfigError that names file, line and field, while it is read, and where nothing of it is chosen.
+    `left_out`: how many rows that were come to are no requests, by why. Of the latest iteration.
     """
 
     def __init__(self, source: Source, shape: Shape):
         self._source = source
         self._shape = shape
+        self.left_out: Counter[str] = Counter()
 
     @property
     def shares_content(self) -> bool:
@@ -76,13 +83,14 @@ class Trace:
 
     def __iter__(self) -> Iterator[Arrival]:
         streams = Streams(self._shape.seed)
-        arrivals = islice(self._arrivals(streams), self._shape.num_requests)
+        arrivals = self._arrivals(streams)
         if self.shares_content and self._source.format != "mooncake":
             return iter(with_content(arrivals, self._shape, streams))
         return arrivals
 
     def _arrivals(self, streams: Streams) -> Iterator[Arrival]:
-        rows = _window(read(self._source), self._source)
+        self.left_out = Counter()
+        rows = islice(chosen(self._source, self.left_out), self._shape.num_requests)
         while chunk := list(islice(rows, CHUNK)):
             yield from self._chunk(chunk, streams)
 
@@ -106,19 +114,54 @@ class Trace:
             )
 
 
-def read(source: Source) -> Iterator[TraceRow]:
-    """All rows that were answered, by time; the first of them is at 0 s."""
+def chosen(source: Source, left_out: Counter[str]) -> Iterator[TraceRow]:
+    """The requests between `start_s` and `end_s`, by time, which counts from the first row of the file that is a request.
+
+    `left_out` counts the other rows there, by what they lack. Raises ConfigError where no request is left.
+    """
     first: float | None = None
-    for row in in_order(_answered(source), source.path):
-        first = row.time_s if first is None else first
-        yield replace(row, time_s=row.time_s - first)
+    last, is_empty = 0.0, True
+    for row in in_order(_rows(source), source.path):
+        why = _lacks(row)
+        first = row.time_s if first is None and not why else first
+        at = 0.0 if first is None else row.time_s - first
+        if source.end_s is not None and at >= source.end_s:
+            break
+        last = at
+        if at < source.start_s:
+            continue
+        if why:
+            left_out[why] += 1
+            continue
+        is_empty = False
+        yield replace(row, time_s=at)
+    if is_empty:
+        raise _nothing(source, left_out, last)
 
 
-def _answered(source: Source) -> Iterator[TraceRow]:
+def _rows(source: Source) -> Iterator[TraceRow]:
     with _opened(source.path) as lines:
-        for row in TRACES[source.format](lines, source):
-            if row.num_prompt_tokens and row.num_output_tokens:
-                yield row
+        yield from TRACES[source.format](lines, source)
+
+
+def _lacks(row: TraceRow) -> str:
+    """Why this is no request; empty where it is one."""
+    if not row.num_prompt_tokens:
+        return "without a prompt"
+    return "" if row.num_output_tokens else "without an output"
+
+
+def _nothing(source: Source, left_out: Counter[str], last: float) -> ConfigError:
+    """`last`: seconds of the last row that was looked at."""
+    if rows := ", ".join(f"{number} {why}" for why, number in left_out.items()):
+        return ConfigError(f"path={source.path}: no request in it was answered ({rows})", "path")
+    if not source.start_s:
+        return ConfigError(f"path={source.path}: there is no row in it; is it the right file?", "path")
+    part = f"start_s={source.start_s:g}" + (f" end_s={source.end_s:g}" if source.end_s is not None else "")
+    return ConfigError(
+        f"{part}: no request of {source.path} is there (the last one before comes at {last:g} s); choose another part",
+        "start_s",
+    )
 
 
 def in_order(rows: Iterable[TraceRow], path: str) -> Iterator[TraceRow]:
@@ -135,14 +178,6 @@ def in_order(rows: Iterable[TraceRow], path: str) -> Iterator[TraceRow]:
             last = heap[0].time_s
             yield heapq.heappop(heap)
     yield from sorted(heap)
-
-
-def _window(rows: Iterable[TraceRow], source: Source) -> Iterator[TraceRow]:
-    for row in rows:
-        if source.end_s is not None and row.time_s >= source.end_s:
-            return
-        if row.time_s >= source.start_s:
-            yield row
 
 
 @contextmanager
@@ -176,11 +211,11 @@ def _lines(file: TextIO, path: str) -> Iterator[str]:
 
 
 def _azure(lines: TextIO, source: Source) -> Iterator[TraceRow]:
-    return _csv(lines, source, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _moment)
+    return _csv(lines, source, FIELDS["azure"], _moment)
 
 
 def _burstgpt(lines: TextIO, source: Source) -> Iterator[TraceRow]:
-    return _csv(lines, source, ("Timestamp", "Request tokens", "Response tokens"), float)
+    return _csv(lines, source, FIELDS["burstgpt"], float)
 
 
 def _csv(
@@ -193,8 +228,8 @@ def _csv(
         wanted = [*names, source.tenant_column] if source.tenant_column else list(names)
         for name in wanted:
             if _folded(name) not in header:
-                near = near_matches(_folded(name), header)
-                raise ConfigError(f"{source.path}:1: field {name!r} is not in the header{near}", "path")
+                hint = _other_format(header, source.format) or near_matches(_folded(name), header)
+                raise ConfigError(f"{source.path}:1: field {name!r} is not in the header{hint}", "path")
         columns = [header[_folded(name)] for name in wanted]
         for cells in rows:
             if cells:
@@ -224,6 +259,14 @@ def _csv_row(
     )
 
 
+def _other_format(header: Collection[str], own: str) -> str:
+    """What to write where the first line (its fields, folded) is that of another format."""
+    found = [name for name, fields in FIELDS.items() if all(_folded(field) in header for field in fields)]
+    if not found and any(field.startswith("{") for field in header):
+        found = ["mooncake"]
+    return f"; it looks like a trace of {found[0]}: write workload={found[0]}" if found and found[0] != own else ""
+
+
 class _MooncakeRow(msgspec.Struct):
     timestamp: float
     input_length: int
@@ -243,7 +286,8 @@ def _mooncake(lines: TextIO, source: Source) -> Iterator[TraceRow]:
         except msgspec.ValidationError as error:
             raise ConfigError(f"{where}: field {_field(str(error))}", "path") from None
         except (msgspec.DecodeError, RecursionError) as error:
-            raise ConfigError(f"{where}: not a JSON object ({error})", "path") from None
+            hint = _other_format({_folded(name) for name in line.strip().split(",")}, source.format)
+            raise ConfigError(f"{where}: not a JSON object ({error}){hint}", "path") from None
         if source.tenant_column and tenant is None:
             raise ConfigError(f"{where}: field {source.tenant_column!r} is missing", "path")
         yield _mooncake_row(row, source, where, number, tenant)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from core.errors import ConfigError, near_matches
 from core.simulation.lengths import Lengths
@@ -30,6 +30,39 @@ LONG = Profile(
 )
 
 
+def _kind_of_length(value: object) -> str | None:
+    """Of which branch a length is, so that one that is wrong gets one error; None: of none."""
+    if isinstance(value, Mapping | Lengths):
+        return "Lengths"
+    return _kind_of_number(value)
+
+
+def _kind_of_bound(value: object) -> str | None:
+    return "word" if value in BOUNDS else _kind_of_number(value)
+
+
+def _kind_of_number(value: object) -> str | None:
+    is_number = isinstance(value, int) or (isinstance(value, str) and value.strip().lstrip("+-").isdecimal())
+    return "int" if is_number else None
+
+
+BOUNDS = ("exact", "power_of_two")
+Length = Annotated[
+    Annotated[int, Field(ge=1), Tag("int")] | Annotated[Lengths, Tag("Lengths")],
+    Discriminator(
+        _kind_of_length,
+        custom_error_type="length",
+        custom_error_message='give a number of tokens, or a distribution as {"p50": 100, "p90": 400, "p99": 900}',
+    ),
+]
+Bound = Annotated[
+    Annotated[Literal["exact", "power_of_two"], Tag("word")] | Annotated[int, Field(ge=1), Tag("int")],
+    Discriminator(
+        _kind_of_bound, custom_error_type="bound", custom_error_message="give exact, power_of_two or a number of tokens"
+    ),
+]
+
+
 class TrafficSettings(BaseModel):
     """Every key that describes traffic. Times in seconds, lengths in tokens, rates in requests per second."""
 
@@ -37,10 +70,12 @@ class TrafficSettings(BaseModel):
     workload: str = Field(
         default="conversation", description="conversation, code, mixed, fixed, azure, mooncake or burstgpt"
     )
-    num_requests: int | None = Field(default=None, ge=1, description="None: 1,000, or the whole trace")
-    seed: int = Field(default=0, ge=0)
+    num_requests: int | None = Field(default=None, ge=1, description="null: 1,000, or the whole trace")
+    seed: int = Field(
+        default=0, ge=0, description="of everything that is drawn by chance; the same seed, the same traffic"
+    )
     rate: float | None = Field(
-        default=None, gt=0, le=1e6, description="None: the workload's own; of a trace: see speedup"
+        default=None, gt=0, le=1e6, description="requests per second; null: the workload's own; of a trace: see speedup"
     )
     load: float | None = Field(default=None, gt=0, le=100, description="rate over what fcfs can serve of this traffic")
     cv: float = Field(
@@ -49,30 +84,36 @@ class TrafficSettings(BaseModel):
         le=20,
         description="coefficient of variation of the gaps: 1 is Poisson, more is bursty (Gamma), 0 is evenly spaced",
     )
-    prompt_len: int | Lengths | None = Field(default=None, description="instead of the workload's own")
-    output_len: int | Lengths | None = Field(default=None, description="instead of the workload's own")
-    short_share: float = Field(default=0.9, ge=0, le=1, description="of mixed: short interactive requests")
-    bound: Literal["exact", "power_of_two"] | int = Field(
-        default="power_of_two",
-        description="max_tokens that clients ask for: the truth, the next power of two, or this number, which cuts the truth",
+    prompt_len: Length | None = Field(
+        default=None, description='tokens, or {"p50": …, "p90": …, "p99": …, "cap": …}; null: the workload\'s own'
     )
-    ttl: float | None = Field(default=None, gt=0, description="a request that is not scheduled so soon expires")
-    tenants: int = Field(default=1, ge=1, le=10_000)
+    output_len: Length | None = Field(default=None, description="likewise")
+    short_share: float = Field(default=0.9, ge=0, le=1, description="of mixed: short interactive requests")
+    bound: Bound = Field(
+        default="power_of_two",
+        description="max_tokens that clients ask for: exact (the truth), power_of_two, or a number, which cuts the truth",
+    )
+    ttl: float | None = Field(
+        default=None, gt=0, description="a request that is not scheduled within so many seconds expires"
+    )
+    tenants: int = Field(default=1, ge=1, le=10_000, description="who asks, by chance in equal shares")
     shares: tuple[float, ...] | None = Field(default=None, description="of the requests, one per tenant")
     flood: float = Field(
         default=1.0, gt=0, le=1e6, description="the first tenant sends so many times what another one sends"
     )
     priorities: tuple[float, ...] | None = Field(default=None, description="share of the requests at priority 0, 1, …")
     system_prompts: int = Field(default=0, ge=0, le=100_000, description="prompts begin with one of so many")
-    system_prompt_len: int = Field(default=512, ge=1)
+    system_prompt_len: int = Field(default=512, ge=1, description="tokens of each of them")
     followups: float = Field(default=0.0, ge=0, lt=1, description="share of the requests that continue an earlier one")
     think_s: float = Field(
-        default=10.0, ge=0, description="least time between a request and the next of its conversation"
+        default=10.0, ge=0, description="least seconds between a request and the next of its conversation"
     )
     path: str | None = Field(default=None, description="of a trace; may be compressed with gzip")
     speedup: float = Field(default=1.0, ge=1e-6, le=1e6, description="of a trace: its time runs so many times faster")
-    start_s: float = Field(default=0.0, ge=0, description="of a trace: first second that is used, from its first row")
-    end_s: float | None = Field(default=None, gt=0, description="of a trace: where to stop, from its first row")
+    start_s: float = Field(
+        default=0.0, ge=0, description="of a trace: second that is used first, counted from its first request"
+    )
+    end_s: float | None = Field(default=None, gt=0, description="of a trace: second where to stop, likewise")
     tenant_column: str | None = Field(default=None, description="of a trace: the column that names the tenant")
     hash_block_size: int = Field(default=512, ge=1, description="tokens per hash id of a Mooncake trace")
 
@@ -83,8 +124,6 @@ class TrafficSettings(BaseModel):
         for name, shares in (("shares", self.shares), ("priorities", self.priorities)):
             if shares is not None and (not shares or min(shares) < 0 or not 0 < sum(shares) < 1e9):
                 raise ValueError(f"{name}: give numbers of at least 0, not all of them 0")
-        if isinstance(self.bound, int) and self.bound < 1:
-            raise ValueError("bound: a number of tokens is at least 1")
         if self.rate is not None and self.load is not None:
             raise ValueError("rate and load say the same thing: give one of them")
         if self.end_s is not None and self.end_s <= self.start_s:

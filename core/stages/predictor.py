@@ -26,13 +26,19 @@ class PredictorContext:
     max_model_len: int  # tokens of the context
     output_len: Callable[[str], int | None] = _nothing_known  # of an experiment's requests, by id; a server knows none
 
+    @property
+    def is_told(self) -> bool:
+        """Whether this is an experiment, which tells `output_len`."""
+        return self.output_len is not _nothing_known
+
 
 class Predictor(Protocol):
     """Config group `predictor`. Asked and told by schedulers, from the engine loop only. It has no clock and changes no request.
 
     It is made once and lives as long as the engine, also where schedulers and caches are made anew, and its memory does not grow
     with requests: one that was aborted is asked about, and never heard of again. What it answers is a guess. Where it raises, or
-    answers what cannot be, what the request may have at most counts in its place; that is reported, and fails nobody.
+    answers what cannot be, what the request may have at most counts in its place; that is reported, and fails nobody. So it is in
+    the engine; `simulate` has no guards, and ends where a predictor raises.
 
     Example::
 

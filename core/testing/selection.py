@@ -8,7 +8,7 @@ from typing import Any
 from core.components import CHAINS, Provided
 from core.config.compose import compose
 from core.config.files import CONFIG_DIR
-from core.config.keys import validated
+from core.config.keys import Option, validated
 from core.config.overrides import ROOTS
 from core.errors import ConfigError, NonetError, near_matches
 from core.plugins import Plugins, load_plugins
@@ -31,7 +31,8 @@ def selected_values(
     settings = Settings.from_config(compose([selecting, *own], plugins).values)
     chosen = settings.chains[group][-1] if group in CHAINS else settings.groups[group]
     path = f"{group}.{chosen.name}" if group in CHAINS else group
-    validated(settings_class(plugins.find(group, chosen.name)), chosen.values, path)
+    named = None if group in CHAINS else Option(group, chosen.name)
+    validated(settings_class(plugins.find(group, chosen.name)), chosen.values, path, option=named)
     return chosen.name, chosen.values
 
 

@@ -7,6 +7,7 @@ Known by the simulator (`PredictorContext.output_len`), or from a file with a li
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from core.errors import ConfigError, shown
 from core.request import Request
 from core.stages.predictor import PredictorContext, num_tokens_left
+
+log = logging.getLogger("nonet.engine")
+NOTHING_KNOWN = (
+    "predictor=oracle knows no output lengths: this is no simulation, and predictor.path is not set. max_tokens alone counts; "
+    "set predictor.path to a file of them, or select predictor=learnt, which learns them from requests that have ended"
+)
 
 
 class Oracle:
@@ -27,6 +34,8 @@ class Oracle:
         self._max_model_len = context.max_model_len
         self._told = context.output_len
         self._lengths = {} if settings.path is None else read_lengths(Path(settings.path))
+        if settings.path is None and not context.is_told:
+            log.warning(NOTHING_KNOWN)
 
     def remaining(self, request: Request) -> float:
         most = num_tokens_left(request, self._max_model_len)

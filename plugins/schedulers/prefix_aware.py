@@ -42,7 +42,7 @@ class PrefixAware(QueueScheduler):
 class Wait:
     """Of one request."""
 
-    since: float  # seconds, of the scheduler's clock
+    since: float  # seconds: its arrival, by the scheduler's clock
     num_cached: int = 0  # tokens
     asked_in: int | None = None  # step
 
@@ -61,7 +61,9 @@ class LongestPrefix(Policy):
 
     def waiting_order(self, waiting: Sequence[Request]) -> Iterator[Request]:
         num_overdue, latest = 0, self._clock() - self._settings.max_wait_s
-        for request in waiting:  # in order of arrival: who waits longest comes first
+        for (
+            request
+        ) in waiting:  # in order of `add`, which is that of arrival but for those that were rendered for longer
             if self._waits[request.request_id].since > latest:
                 break
             num_overdue += 1
@@ -71,7 +73,10 @@ class LongestPrefix(Policy):
             yield from sorted(waiting[start : start + size], key=self._num_cached, reverse=True)
 
     def joined(self, request: Request) -> None:
-        wait = self._waits.setdefault(request.request_id, Wait(self._clock()))
+        wait = self._waits.get(request.request_id)
+        if wait is None:
+            # Not the time of `add`: after a recovery all are added anew, and have waited all the same.
+            wait = self._waits[request.request_id] = Wait(request.arrival_time or self._clock())
         wait.asked_in = None
 
     def planned(self, output: SchedulerOutput) -> None:

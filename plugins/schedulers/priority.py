@@ -22,11 +22,14 @@ so that two never push each other out in turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from pydantic import Field, model_validator
 
-from core.request import Request
+from core.batch import SchedulerOutput
+from core.request import Request, RequestStatus
 from core.scheduling.policy import Policy, QueueSettings
 from core.scheduling.queue_scheduler import QueueScheduler
 from core.stages.scheduler import SchedulerContext
@@ -68,24 +71,49 @@ class Priority(QueueScheduler):
         super().__init__(settings, context, ByLevel(settings))
 
 
+@dataclass(slots=True)
+class Displaced:
+    """Who gives way to a head. Those for the next head of its level in a step, which is due no sooner, are among them: so a burst
+    is looked through once, and not once for each of it."""
+
+    level: int
+    rank: Rank
+    running: Sequence[Request]
+    victims: deque[Request]
+
+
 class ByLevel(Policy):
     def __init__(self, settings: Priority.Settings):
         self._settings = settings
         self._tier_levels = {tenant: tier.level for tier in settings.tiers.values() for tenant in tier.tenants}
         self._levels: dict[str, int] = {}  # of live requests, by id
         self._ranks: dict[str, Rank] = {}  # likewise
+        self._last: Displaced | None = None  # in this step
 
     def rank(self, request: Request) -> Rank:
         return self._ranks[request.request_id]
 
     def displaced_by(self, head: Request, running: Sequence[Request]) -> Sequence[Request]:
-        level, rank, found = self._levels[head.request_id], self._ranks[head.request_id], []
-        for request in reversed(running):  # latest due first
+        level, rank, last = self._levels[head.request_id], self._ranks[head.request_id], self._last
+        if last is None or last.level != level or last.rank > rank or last.running is not running:
+            last = self._last = Displaced(level, rank, running, deque(self._worse(level, rank, running)))
+        ranks, victims, last.rank = self._ranks, last.victims, rank
+        while victims and victims[0].status is not RequestStatus.RUNNING:
+            victims.popleft()
+        while victims and ranks[victims[-1].request_id] <= rank:
+            victims.pop()
+        return victims
+
+    def _worse(self, level: int, rank: Rank, running: Sequence[Request]) -> Iterator[Request]:
+        """Latest due first."""
+        for request in reversed(running):
             if self._ranks[request.request_id] <= rank:
-                break
+                return
             if self._levels[request.request_id] > level and request.num_preemptions < self._settings.max_preemptions:
-                found.append(request)
-        return found
+                yield request
+
+    def planned(self, output: SchedulerOutput) -> None:
+        self._last = None
 
     def joined(self, request: Request) -> None:
         if request.request_id not in self._ranks:

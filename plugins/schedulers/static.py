@@ -67,7 +67,7 @@ class RunToCompletion(Policy):
         return request.num_prompt_tokens + request.params.max_tokens - 1
 
     def joined(self, request: Request) -> None:
-        self._since.setdefault(request.request_id, self._clock())
+        self._since.setdefault(request.request_id, request.arrival_time or self._clock())
 
     def left(self, request: Request) -> None:
         del self._since[request.request_id]

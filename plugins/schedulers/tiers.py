@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from core.errors import shown
+
 
 class Tier(BaseModel):
     """Tenants that are treated alike; a scheduler adds how."""
@@ -22,4 +24,5 @@ def check_tiers(tiers: Mapping[str, Tier]) -> None:
     for name, tier in tiers.items():
         for tenant in tier.tenants:
             if tier_of.setdefault(tenant, name) != name:
-                raise ValueError(f"scheduler.tiers: a tenant of {name} is in {tier_of[tenant]} too; keep one")
+                both = f"{tier_of[tenant]} and {name}"
+                raise ValueError(f"scheduler.tiers: the tenant {shown(tenant)} is in {both}; keep it in one of them")

@@ -49,6 +49,7 @@ class Turn:
 
 class RoundRobin(Policy):
     displaces_alike = True
+    counts_steps = True
 
     def __init__(self, num_iterations: int, min_tokens: int):
         self._num_iterations = num_iterations

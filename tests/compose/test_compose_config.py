@@ -12,10 +12,11 @@ import pytest
 from core.assembly import describe
 from core.components import CHAINS, GROUPS, STAGES
 from core.config.compose import compose
+from core.config.keys import fields_of
 from core.errors import ConfigError, NonetError, PluginError
 from core.plugins import load_plugins
 from core.session import open_session
-from core.settings import Settings
+from core.settings import Settings, settings_class
 from core.version import nonet_version
 
 
@@ -231,3 +232,49 @@ def test_what_the_selected_sampler_would_ignore_is_refused_by_name(plugins):
     assert caught.value.param == "temperature"
     with pytest.raises(RequestError, match="logit_bias"):
         check(temperature=0.0, logit_bias={5: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["scheduler=fcfs", "scheduler.aging_s=3"],
+            "unknown config key 'scheduler.aging_s'; it is a key of scheduler=priority, and scheduler=fcfs is selected: "
+            "select scheduler=priority, or leave scheduler.aging_s out",
+        ),
+        (
+            ["scheduler.tiers={}"],
+            "a key of scheduler=priority and scheduler=slo and scheduler=fair, and scheduler=fcfs",
+        ),
+        (["predictor.prior=9"], "it is a key of predictor=learnt, and predictor=max_tokens is selected"),
+        (["prefill=whole", "prefill.target_tpot=1"], "it is a key of prefill=chunked, and prefill=whole is selected"),
+        (["admission=open", "admission.max_in_flight=9"], "it is a key of admission=load_aware"),
+        (["prefill=whole", "prefill.zzzz=1"], "unknown config key 'prefill.zzzz'; prefill=whole has no settings"),
+        (["decode.zzzz=1"], "unknown config key 'decode.zzzz'; decode=plain has no settings"),
+        (
+            ["scheduler=fair", "scheduler.tiers.paid={tenants: anna, weight: 3}"],
+            "config key 'scheduler.tiers.paid.tenants': it should be a list; write [anna] (got 'anna')",
+        ),
+        (
+            ["scheduler=fair", "scheduler.tiers={a: {tenants: [x, y], weight: 1}, b: {tenants: [y], weight: 1}}"],
+            "scheduler.tiers: the tenant 'y' is in a and b; keep it in one of them",
+        ),
+    ],
+)
+def test_what_belongs_to_another_option_or_should_be_a_list_is_told_so(plugins, overrides, said):
+    with pytest.raises(ConfigError) as caught:
+        describe(Settings.from_config(compose(overrides, plugins).values), plugins)
+    assert said in str(caught.value)
+
+
+def test_every_key_of_a_builtin_is_known_as_its_own_beside_the_others(plugins):
+    """Whichever option of a group is selected, a key of another one leads there."""
+    for group in GROUPS:
+        keys = {name: set(fields_of(settings_class(plugins.find(group, name)))) for name in plugins.names(group)}
+        for name, own in keys.items():
+            for other in keys.keys() - {name}:
+                for key in own - keys[other] - {"name"}:
+                    asked = ["scheduler=srtf"] if group == "predictor" else []
+                    config = compose([f"{group}={other}", f"{group}.{key}=1", *asked], plugins)
+                    with pytest.raises(ConfigError, match=f"{group}={name}"):
+                        describe(Settings.from_config(config.values), plugins)

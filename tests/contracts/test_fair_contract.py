@@ -98,7 +98,10 @@ class TestFair(SchedulerContract, FairShareContract):
     @pytest.mark.parametrize(
         ("values", "word"),
         [
-            ({"tiers": {"a": {"weight": 1, "tenants": ["x"]}, "b": {"weight": 2, "tenants": ["x"]}}}, "is in a too"),
+            (
+                {"tiers": {"a": {"weight": 1, "tenants": ["x"]}, "b": {"weight": 2, "tenants": ["x"]}}},
+                "is in a and b; keep it in one of them",
+            ),
             ({"tiers": {"a": {"weight": 0, "tenants": ["x"]}}}, "weight"),
             ({"tiers": {"a": {"weight": 1, "tenants": []}}}, "tenants"),
             ({"mode": "round_robin", "displace_after": 5}, "scheduler.mode=tokens"),

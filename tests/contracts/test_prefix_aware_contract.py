@@ -82,6 +82,36 @@ class TestPrefixAware(SchedulerContract, PrefixFirstContract):
         engine.drain()
         self.assert_complete(engine, requests)
 
+    def test_who_is_added_anew_after_a_recovery_has_waited_all_the_same(self) -> None:
+        """`max_wait_s` is 1, and the clock of a scheduler made anew says nothing of how long a request has waited."""
+        engine = self.one_slot()
+        now = engine.clock()
+        old = self.prompt("old", 0)
+        old.arrival_time = now - 0.9
+        engine.add(old, self.prompt("new", 6))
+        engine.step()
+        order = self.waiting(engine)
+        assert order == ["new", "old"]
+        engine.clock.advance(0.2)  # type: ignore[attr-defined]
+        assert self.waiting(engine) == ["old", "new"]
+        engine.drain()
+
+    def test_the_order_of_waits_is_that_of_adding(self) -> None:
+        """A front may say of a later one that it came earlier: it was rendered for longer."""
+        engine = self.one_slot()
+        first, second = self.prompt("first", 0), self.prompt("second", 0)
+        first.arrival_time, second.arrival_time = engine.clock() - 0.2, engine.clock() - 5.0
+        engine.add(first, second, self.prompt("cached", 6))
+        assert self.waiting(engine) == ["cached", "first", "second"]
+        engine.clock.advance(0.9)  # type: ignore[attr-defined]
+        assert self.waiting(engine) == ["first", "second", "cached"]
+        engine.drain()
+
+    def waiting(self, engine: FakeEngine) -> list[str]:
+        scheduler = engine.scheduler
+        order = scheduler._policy.waiting_order(scheduler._queues.waiting)  # type: ignore[attr-defined]
+        return [request.request_id for request in order]
+
     def test_settings_are_refused_with_the_field_named(self) -> None:
         for name, value in {"window": 0, "max_wait_s": -1, "memory_steps": 0}.items():
             with pytest.raises(ValidationError, match=name):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,7 +155,7 @@ class TestTiers:
             by_level.left(request)
 
     def test_a_tenant_in_two_tiers_is_refused(self) -> None:
-        with pytest.raises(ValidationError, match="a tenant of bulk is in gold too"):
+        with pytest.raises(ValidationError, match="is in gold and bulk; keep it in one"):
             policy(tiers={"gold": {"tenants": ["a"], "level": 0}, "bulk": {"tenants": ["a"], "level": 1}})
 
 
@@ -174,7 +176,31 @@ class TestDisplacement:
         running = self.run(by_level, equal, aged, worse, worst, spared)
         head = make_request("head", [1], priority=1, arrival_time=105.0)
         by_level.joined(head)
-        assert by_level.displaced_by(head, running) == [worst, worse]
+        assert list(by_level.displaced_by(head, running)) == [worst, worse]
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_a_burst_finds_the_same_victims_as_each_of_it_alone(self, seed: int) -> None:
+        """Levels, ages and sizes by chance: what is kept from one head for the next is what would be found anew."""
+        rng, asked = random.Random(seed), [0]
+        engine = TestPriority().make_engine(30, Limits(max_num_running_reqs=8))
+        by_level = engine.scheduler._policy  # type: ignore[attr-defined]
+        kept = by_level.displaced_by
+
+        def compared(head: Request, running: list[Request]) -> list[Request]:
+            level, rank = by_level._levels[head.request_id], by_level._ranks[head.request_id]
+            found = [one for one in kept(head, running) if one.status is RequestStatus.RUNNING]
+            assert found == list(by_level._worse(level, rank, running))
+            asked[0] += len(found) > 1
+            return found
+
+        by_level.displaced_by = compared
+        for turn in range(12):
+            names = [f"{turn}-{index}" for index in range(rng.randint(0, 8))]
+            engine.add(*[make_request(n, [1] * rng.randint(1, 60), 12, priority=rng.randint(-4, 4)) for n in names])
+            for _ in range(rng.randint(1, 6)):
+                engine.step()
+        engine.drain()
+        assert asked[0] > 10 and len(engine.preempted) > 5
 
     def test_what_has_left_is_forgotten(self) -> None:
         by_level = policy()

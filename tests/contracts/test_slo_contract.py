@@ -168,7 +168,7 @@ class TestEarliestDeadline:
             make_request("a", [1], arrival_time=99.9, tenant="acme"),
         )
         assert names(by_deadline.waiting_order(waiting)) == "ab"
-        with pytest.raises(ValidationError, match="a tenant of bulk is in gold too"):
+        with pytest.raises(ValidationError, match="is in gold and bulk; keep it in one"):
             policy(clock, tiers={"gold": {"tenants": ["a"]}, "bulk": {"tenants": ["a"]}})
 
     def test_what_has_left_is_forgotten(self) -> None:

@@ -104,6 +104,12 @@ class TestWaiting(FixedAndPatient):
         assert [len(engine.step().scheduled) for _ in range(3)] == [0, 0, 2]
         engine.drain()
 
+    def test_who_is_added_anew_after_a_recovery_has_waited_all_the_same(self) -> None:
+        engine = self.make_engine()
+        engine.add(make_request("a", [1] * 5, 5, arrival_time=engine.clock() - 0.03))
+        assert len(engine.step().scheduled) == 1
+        engine.drain()
+
     def test_an_abort_does_not_hold_up_the_rest(self) -> None:
         engine = self.make_engine()
         engine.add(*[make_request(f"r{i}", [i] * 5, 50) for i in range(5)])

@@ -65,9 +65,19 @@ def selected(group: str) -> str:
     return f"{group}.{module_of(group)}={{}}" if group in CHAINS else f"{group}={module_of(group)}"
 
 
+def selecting(group: str) -> tuple[str, ...]:
+    """With what must be selected beside it."""
+    return (*KINDS[group].beside, selected(group))
+
+
 def generated(site: Site, model, *overrides: str) -> str:
     options = ("max_tokens=12", "temperature=0", f"model.source={model}", "model.dtype=float32")
     return site.said("generate", "prompt=hello, hello, hello", *options, *overrides)
+
+
+def test_a_predictor_beside_a_scheduler_that_never_asks_is_refused(site):
+    refused = site.refused("explain", selected("predictor"))
+    assert "requires scheduler.predictor" in refused and "choose scheduler=srtf" in refused
 
 
 def test_all_of_them_are_found(site):
@@ -81,10 +91,10 @@ def test_all_of_them_are_found(site):
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("frontend", "tool_parser")])
 def test_a_real_request_runs_through_it(site, model, ours, group):
     """The templates change nothing by default but what is measured, so the tokens are ours; int8 weights round."""
-    rows = json.loads(site.said("explain", "--json", selected(group)))
+    rows = json.loads(site.said("explain", "--json", *selecting(group)))
     row = next(row for row in rows if row["stage"] == group and row["name"] == module_of(group))
     assert row["wheel"] == name_of(group)
-    theirs = generated(site, model, selected(group))
+    theirs = generated(site, model, *selecting(group))
     if group == "quant":
         assert len(theirs) > 1
     else:
@@ -160,7 +170,9 @@ def started(site, *overrides, said):
 
 
 def test_all_of_them_at_once(site, model):
-    chosen = [selected(group) for group in GROUPS if group not in ("frontend", "tool_parser", "quant")]
+    """But the predictor, whom a scheduler of theirs does not ask."""
+    others = ("frontend", "tool_parser", "quant", "predictor")
+    chosen = [selected(group) for group in GROUPS if group not in others]
     assert len(generated(site, model, *chosen)) > 1
 
 

@@ -22,7 +22,6 @@ from core.testing.isolation import (
     leave,
     raising,
     returning,
-    solo_answers,
     unspeakable,
     victim,
 )
@@ -31,11 +30,6 @@ from plugins.schedulers.fcfs import Fcfs
 Harness = partial(FrontHarness, Fcfs)
 check = partial(isolation.check, Fcfs)
 NAN = math.nan
-
-
-@pytest.fixture(scope="module")
-def solo():
-    return solo_answers(Fcfs)
 
 
 def admitting(act):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from core.lab import check_scheduling
-from core.lab.check_scheduling import PIECES, Bench, cost, kv_waste, million, policies, run
+from core.lab.check_scheduling import PIECES, Bench, cost, kv_waste, million, policies, run, simulator
 from core.lab.scheduling_cost import Growth, MeasuredCost, measure, step_cost
 from core.simulation.cells import Figures
 from core.simulation.scenarios import CONTENDERS, SCENARIOS
@@ -69,7 +69,7 @@ def test_all_promises_kept(monkeypatch, capsys):
         "srtf latency -19.0%",
         "fair Jain 0.970 (fcfs 0.700)",
         "time_slice short p99 TTFT 1.00 s (fcfs 7.00), latency 6.00 s",
-        "keeps 96%",
+        "keeps 96% at 1.5x of its goodput at 1x",
     ):
         assert words in found.figures
     assert "conversation at 1.5x load" in capsys.readouterr().out
@@ -120,7 +120,48 @@ def test_the_last_line_and_the_exit_code(monkeypatch, capsys):
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert last.startswith("scheduling FAILED in") and "FAILED: KV waste 5.00% (static 20.00%)" in last
     assert run(["--quick", "kv_waste"]) == 0
-    assert capsys.readouterr().out.strip().splitlines()[-1].startswith("scheduling ok in")
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.startswith("scheduling ok in") and last.endswith("; without its bounds: KV waste below 4%")
+
+
+def test_a_quick_run_says_which_bounds_it_leaves_out_and_a_full_one_leaves_out_none(monkeypatch, capsys):
+    found = outcome(monkeypatch, policies, "quick", fair_jain=0.9)
+    assert set(found.left_out) == {
+        "srtf's interval on conversation below 0",
+        "srtf's interval on code below 0",
+        "fair Jain at least 0.95",
+        "time_slice short p99 below fcfs",
+        "load_aware keeps at least 90%",
+    }
+    assert not outcome(monkeypatch, policies, "full").left_out
+    monkeypatch.setattr("core.lab.scheduling_cost.measure", measured())
+    assert cost(Bench("quick")).left_out == (
+        "R² at least 0.98",
+        "scheduling at most 0.5 ms at 256",
+        "scheduling at most 2 ms at 2,000",
+        "batch building at most 4 ms at 2,000",
+    )
+    assert not cost(Bench("full")).left_out
+
+
+@pytest.mark.parametrize(("size", "good"), [("quick", True), ("full", False)])
+def test_a_simulator_that_is_far_off_is_no_failure_of_a_quick_run_which_says_so(monkeypatch, capsys, size, good):
+    sides = dict.fromkeys(("mean_ttft_s", "mean_tpot_s", "mean_e2e_s", "output_tokens_per_s"), 1.0)
+    found = {
+        "real": sides,
+        "simulated": sides,
+        "errors": {**dict.fromkeys(sides, 0.0), "mean_ttft_s": 1.48},
+        "requests": 20,
+        "offered_requests_per_s": 1.0,
+        "steps": {"real": 1, "simulated": 1},
+        "step_error": 0.0,
+        "doubt": "warning: the fit is off",
+    }
+    monkeypatch.setattr("core.simulation.compare.compare", lambda *asked: found)
+    outcome = simulator(Bench(size))
+    assert outcome.good is good and "off by +148.0% in mean TTFT" in outcome.figures
+    assert outcome.left_out == (("simulator off by at most 15%",) if size == "quick" else ())
+    assert "warning: the fit is off" in capsys.readouterr().out
 
 
 def test_an_unknown_piece_is_named(capsys):

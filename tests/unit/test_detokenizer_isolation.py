@@ -32,7 +32,6 @@ from core.testing.isolation import (
     leave,
     raising,
     run_all,
-    solo_answers,
     victim,
 )
 from core.testing.tokenizers import byte_level_bpe
@@ -42,13 +41,6 @@ Harness = partial(FrontHarness, Fcfs)
 check = partial(isolation.check, Fcfs)
 NAN = math.nan
 AT = 4  # output tokens of the victim before its detokenizer fails
-
-
-@pytest.fixture(scope="module")
-def solo():
-    found = solo_answers(Fcfs)
-    assert any(ends[0][1] is FinishReason.STOP for _, ends, _ in found.values()), "no stop string matches"
-    return found
 
 
 class Detokenizer:

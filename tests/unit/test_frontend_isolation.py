@@ -24,7 +24,6 @@ from core.testing.harness.fronts import FrontHarness, ids_of, oracle, request
 from core.testing.isolation import (
     Around,
     UnspeakableError,
-    solo_answers,
     victim,
 )
 from plugins.schedulers.fcfs import Fcfs
@@ -32,11 +31,6 @@ from plugins.schedulers.fcfs import Fcfs
 Harness = partial(FrontHarness, Fcfs)
 check = partial(isolation.check, Fcfs)
 NAN = math.nan
-
-
-@pytest.fixture(scope="module")
-def solo():
-    return solo_answers(Fcfs)
 
 
 def made(**values):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from core.config.keys import keys_of, nearest, validated
+from core.config.keys import Option, keys_of, nearest, validated
 from core.errors import ConfigError, near_matches
 
 
@@ -115,6 +115,9 @@ def test_name_is_offered_at_the_top_only_and_never_as_the_only_choice():
         ({"tenants": {"gold": {"tickets": "x"}}}, "config key 'top.tenants.gold.tickets': Input should be a valid integer"),
         ({"queue": [{"tickets": "x"}]}, "config key 'top.queue.0.tickets': Input should be a valid integer"),
         ({"stop": 3}, "'top.stop': Input should be a valid string (got 3), or Input should be a valid tuple (got 3)"),
+        ({"checked": "anna, bert"}, "config key 'top.checked': it should be a list; write [anna, bert] (got 'anna, bert')"),
+        ({"checked": "a: [b"}, "config key 'top.checked': it should be a list; write [a, b] (got 'a: [b')"),
+        ({"sizes": {"a": "b"}}, "config key 'top.sizes.a': it should be a list; write [b] (got 'b')"),
         ({"stop": ["a", 3]}, "config key 'top.stop.1': Input should be a valid string (got 3)"),
         ({"sizes": {"a": ["x"]}}, "config key 'top.sizes.a.0': Input should be a valid integer"),
         ({"ports": {"x": "y"}}, "config key 'top.ports.x': Input should be a valid integer"),
@@ -133,6 +136,28 @@ def test_a_wrong_value_is_named_as_it_is_written(values, expected):
 def test_what_must_be_set_says_so():
     with pytest.raises(ConfigError, match="config key 'top.must': it must be set"):
         validated(Model, {}, "top")
+
+
+def test_a_component_is_named_and_whose_key_it_is():
+    class Bare(Frozen):
+        pass
+
+    def owners(key: str) -> list[str]:
+        return {"x": ["gold"], "tenant": ["gold", "silver"]}.get(key, [])
+
+    def said(model: type[BaseModel], **values: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            validated(model, values, "group", ("name",), Option("group", "plain", owners))
+        return str(caught.value)
+
+    assert said(Bare, y=1) == "unknown config key 'group.y'; group=plain has no settings"
+    assert said(Bare, x=1) == (
+        "unknown config key 'group.x'; it is a key of group=gold, and group=plain is selected: select group=gold, "
+        "or leave group.x out"
+    )
+    assert "it is a key of group=gold and group=silver" in said(Bare, tenant=1)
+    nested = said(Model, must=1, tenant={"x": 1})  # what lies deeper is no key of a component
+    assert nested == "unknown config key 'group.tenant.x'; choose one of: colour, tickets"
 
 
 def test_all_problems_come_at_once_each_key_once():

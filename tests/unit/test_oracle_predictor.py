@@ -25,6 +25,16 @@ def test_lengths_of_the_experiment_come_first_then_the_file_then_the_bound(tmp_p
     assert oracle.remaining(asked("a", 100)) == 0.0
 
 
+def test_one_that_knows_nothing_says_so_at_start(tmp_path, caplog):
+    (tmp_path / "lengths.jsonl").write_text('{"request_id": "a", "output_len": 40}')
+    Oracle(Oracle.Settings(path=str(tmp_path / "lengths.jsonl")), PredictorContext(4096))
+    Oracle(Oracle.Settings(), PredictorContext(4096, {}.get))  # an experiment, whatever it knows
+    assert not caplog.records
+    Oracle(Oracle.Settings(), PredictorContext(4096))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "set predictor.path to a file" in record.getMessage()
+
+
 @pytest.mark.parametrize(
     "line",
     [

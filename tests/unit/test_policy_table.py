@@ -16,7 +16,7 @@ from core.simulation.cells import Figures, Job, run_jobs, work
 from core.simulation.intervals import T_QUANTILES, relative_change, t_interval
 from core.simulation.load import at_load, throughput, with_rate
 from core.simulation.loop import simulate
-from core.simulation.scenarios import CONTENDERS, SCENARIOS, Contender, Scenario, contenders, scenarios
+from core.simulation.scenarios import CONTENDERS, OVERLOAD, SCENARIOS, Contender, Scenario, contenders, scenarios
 from core.simulation.table import TableSettings, make_table
 from core.simulation.table_rows import Row, Table
 from core.simulation.table_text import as_records, as_text
@@ -83,6 +83,49 @@ def test_other_peoples_policies_run_in_every_scenario():
     limited = next(one for one in SCENARIOS if one.contenders)
     assert limited.takes(Contender("acme", "acme"))
     assert not limited.takes(next(one for one in CONTENDERS if one.name not in limited.contenders))
+
+
+def test_other_peoples_policies_have_a_row_where_admission_is_compared_too():
+    rows = contenders(["fcfs", "acme"], [])
+    taken = [one.name for one in rows if OVERLOAD.takes(one)]
+    assert taken == ["fcfs", "load_aware", "acme"]
+
+
+def of_seeds(*seeds: int, name: str = "overload") -> str:
+    scenario = next(one for one in SCENARIOS if one.name == name)
+    run = Figures(values={"mean_e2e_s": 2.0, "served_share": 0.5})
+    runs = tuple(run for _ in seeds)
+    rows = tuple(Row(scenario, 1.0, one, runs, runs) for one in CONTENDERS)
+    return as_text(Table(rows, {name: 2.0}, 40))
+
+
+def test_the_legend_says_what_figures_rest_on_and_what_words_mean():
+    shown = of_seeds(0, 1, 2, name="flood")
+    for words in (
+        "each cell: the mean of 3 runs of 40 requests, with the seeds 0, 1, 2",
+        "their (in flood): of the tenants t1, t2, t3, t4, t5, t6, t7",
+        "time_slice 100: scheduler=time_slice scheduler.num_iterations=100",
+        "load_aware: scheduler=fcfs admission=load_aware",
+        "with a 95% interval",
+    ):
+        assert words in shown
+    assert "proves nothing" not in shown and "served" not in shown
+
+
+def test_where_requests_expire_the_table_says_how_many_were_served():
+    shown = of_seeds(0, 1, 2)
+    assert "served" in shown.splitlines()[1] and "50.0%" in shown
+    assert "served: share of the requests" in shown and "their (in" not in shown
+
+
+@pytest.mark.parametrize(
+    ("seeds", "says", "interval"),
+    [(1, "one seed proves nothing", False), (2, "which proves nothing with two seeds", True), (3, "", True)],
+)
+def test_few_seeds_prove_nothing(seeds, says, interval):
+    shown = of_seeds(*range(seeds))
+    assert says in shown and "inf" not in shown
+    assert ("+0.0% [" in shown) is interval
 
 
 def test_what_a_row_says_goes_before_what_the_scenario_says():

@@ -27,7 +27,6 @@ from core.testing.isolation import (
     raising,
     returning,
     run_all,
-    solo_answers,
     unspeakable,
     victim,
 )
@@ -36,11 +35,6 @@ from plugins.schedulers.fcfs import Fcfs
 Harness = partial(FrontHarness, Fcfs)
 check = partial(isolation.check, Fcfs)
 NAN = math.nan
-
-
-@pytest.fixture(scope="module")
-def solo():
-    return solo_answers(Fcfs)
 
 
 def rendering(act):

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 
+from core import plugins
+from core.assembly import describe
 from core.authoring.kinds import KINDS
 from core.authoring.scaffold import write_package
 from core.cli import main
 from core.components import CHAINS, GROUPS, hook_of
+from core.config.compose import compose
 from core.errors import ConfigError
 from core.hookspecs import API_VERSION
+from core.settings import Settings
 
 
 def test_there_is_a_template_for_every_group():
@@ -46,6 +53,30 @@ def test_a_package_is_complete_and_clean(tmp_path, group):
     assert f'NONET_API = "{API_VERSION}"' in hooks and f"def {hook_of(group)}()" in hooks
     for command in (("check", "."), ("format", "--check", ".")):
         subprocess.run([sys.executable, "-m", "ruff", *command, "-q"], cwd=package, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("group", KINDS)
+def test_the_command_of_the_readme_can_be_pasted_and_composes(tmp_path, monkeypatch, group):
+    module = f"acme_pasted_{group}"
+    package = write_package(module.replace("_", "-"), group, tmp_path)
+    (line,) = re.findall(r"^nonet serve (.*)$", (package / "README.md").read_text("utf-8"), re.MULTILINE)
+    monkeypatch.syspath_prepend(str(package))
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [Point(module)])
+    found = plugins.load_plugins()
+    described = describe(Settings.from_config(compose(shlex.split(line), found).values), found)
+    chosen = [part.provided.component.name for part in described.parts if part.group == group]
+    assert module in chosen
+
+
+class Point:
+    """The entry point of a package that lies on the path and is not installed."""
+
+    def __init__(self, module):
+        self.name, self.value = module, f"{module}.plugin"
+        self.dist = SimpleNamespace(metadata={"Name": module}, version="0.1.0")
+
+    def load(self):
+        return importlib.import_module(self.value)
 
 
 @pytest.mark.parametrize(

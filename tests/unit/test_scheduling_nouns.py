@@ -196,7 +196,7 @@ def test_tiers_of_all_schedulers_keep_tenants_apart(settings: type[BaseModel]) -
     own = {"weight": 1} if settings is Fair.Settings else {"level": 1} if settings is Priority.Settings else {}
     one, two = ({"tenants": tenants, **own} for tenants in (["x", "y", "x"], ["z"]))
     assert settings.model_validate({"tiers": {"one": one, "two": two}})
-    with pytest.raises(ValidationError, match="scheduler.tiers: a tenant of two is in one too; keep one"):
+    with pytest.raises(ValidationError, match="the tenant 'y' is in one and two; keep it in one"):
         settings.model_validate({"tiers": {"one": one, "two": {**two, "tenants": ["z", "y"]}}})
     with pytest.raises(ValidationError, match="tenants"):
         settings.model_validate({"tiers": {"one": {**one, "tenants": []}}})

@@ -88,9 +88,10 @@ def test_a_cost_file_is_read_back(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("{", "cost=.*: not JSON"),
-        ('{"seconds": {"stepp": 1}}', "unknown config key 'cost.seconds.stepp'; did you mean step"),
-        ('{"seconds": {"step": -1}}', "cost.seconds.step"),
-        ("{}", "'cost.seconds': it must be set"),
+        ('{"seconds": {"stepp": 1}}', r"cost=.*cost\.json: unknown key 'seconds.stepp'; did you mean step"),
+        ('{"seconds": {"step": -1}}', r"cost=.*cost\.json: seconds\.step: Input should be"),
+        ("[1]", r"cost=.*cost\.json: it holds keys of its own \(got \[1\]\)"),
+        ("{}", r"cost=.*cost\.json: seconds: it must be set"),
     ],
 )
 def test_a_wrong_cost_file_is_named(tmp_path: Path, text: str, says: str) -> None:

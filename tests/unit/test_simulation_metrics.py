@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from core.simulation import metrics
 from core.simulation.metrics import Slo
 from core.simulation.records import Finish, Outcomes, RunResult, StepTotals, Timeline
-from core.simulation.report import ReportSettings, report, text
+from core.simulation.report import TOO_SHORT, ReportSettings, report, text
 
 NAN = float("nan")
 
@@ -165,3 +167,34 @@ def test_a_report_of_a_run_that_served_nobody():
     figures = report(result(found), ReportSettings())
     assert figures["ttft_s"] == {}
     assert "1: 1 refused" in text(figures)
+    assert figures["fairness"] == {"jain": None, "least_share": None}
+    assert "Jain index (nobody was served)" in text(figures)
+
+
+def test_a_trace_of_one_request_has_no_rates_and_no_fairness():
+    figures = report(result(outcomes([(0, 0, 1, 3, 10, 3, "a")])), ReportSettings(slo_tpot=1))
+    assert figures["fairness"] == {"jain": None, "least_share": None}
+    shown = text(figures)
+    assert f"offered {TOO_SHORT}, of these served {TOO_SHORT}" in shown
+    assert f"goodput      {TOO_SHORT}, 100.0%" in shown and f"Jain index {TOO_SHORT}" in shown
+
+
+def test_no_more_is_good_than_is_served_and_no_more_served_than_offered():
+    """The queue that is left when arrivals end makes none of them smaller than another."""
+    found = outcomes([(float(i), i, i + 1, 300 + i, 10, 3, "a") for i in range(11)])
+    rates = report(result(found), ReportSettings(slo_ttft=2, slo_tpot=1000))
+    offered, served = (rates["rates"][f"{word}_requests_per_s"] for word in ("offered", "served"))
+    assert offered == served == rates["goodput"]["requests_per_s"] == pytest.approx(1.1)
+
+
+def test_reasons_and_rows_that_were_left_out_are_shown():
+    found = replace(
+        result(outcomes([(0, NAN, NAN, 1, 10, 0, "a")], finish=np.array([Finish.REFUSED]))),
+        reasons={"refused": {"the server is at its limit": 1}},
+        left_out={"without an output": 7},
+    )
+    figures = report(found, ReportSettings())
+    assert figures["reasons"] == {"refused": {"the server is at its limit": 1}} and figures["left_out"] == {
+        "without an output": 7
+    }
+    assert "1: the server is at its limit" in text(figures) and "7 rows without an output" in text(figures)

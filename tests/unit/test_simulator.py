@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import fields, replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from core.batch import SchedulerOutput
-from core.errors import ConfigError
+from core.errors import ConfigError, PluginError
 from core.pipeline import PipelineDescription
 from core.plugins import load_plugins
 from core.session import open_session
@@ -17,9 +19,11 @@ from core.simulation.build import Simulation, SimulationSettings, build_simulati
 from core.simulation.cost import load_cost
 from core.simulation.front import SimulatedFront
 from core.simulation.loop import SimulationError, simulate
+from core.simulation.outcomes import MAX_REASONS, OTHER_REASONS, Reasons
 from core.simulation.records import Arrival, Finish, Outcomes, RunResult
 from core.simulation.step import Step
 from core.stages.admission import AdmissionContext, Open
+from core.stages.predictor import MaxTokens
 from core.stages.step_cost import StepTime
 from core.testing.engines import fake_spec
 from core.testing.fake_loop import BLOCK_SIZE, fake_engine
@@ -199,6 +203,77 @@ def test_refused_and_expired_requests_are_told_so() -> None:
 def test_what_never_fits_is_an_error_and_no_end_of_the_run() -> None:
     found = run(Listed([Arrival(0.0, 5000, 5), Arrival(0.1, 10, 5)]), *SMALL).outcomes
     assert found.finish.tolist() == [Finish.ERROR, Finish.SERVED]
+
+
+def test_a_prompt_that_nobody_can_hold_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, made = opened(*SMALL), list[int]()
+    prompt = Simulation.prompt
+    monkeypatch.setattr(Simulation, "prompt", lambda self, length: made.append(length) or prompt(self, length))
+    result = simulate(simulation, Listed([Arrival(0.0, 10_000_000, 5), Arrival(0.1, 10, 5)]))
+    assert result.outcomes.finish.tolist() == [Finish.ERROR, Finish.SERVED]
+    assert set(made) == {10}
+    assert result.outcomes.solo_s is not None
+    assert np.isnan(result.outcomes.solo_s).tolist() == [True, False]
+
+
+def test_an_admission_that_lets_anything_in_gets_a_real_prompt_made() -> None:
+    class Careless(Open):
+        def admit(self, request, prompt_token_ids, params, load):  # type: ignore[no-untyped-def]
+            (message,) = super().admit(request, [0], params, load)
+            return (msgspec.structs.replace(message, prompt_token_ids=prompt_token_ids),)
+
+    made = opened(*SMALL)
+    context = AdmissionContext(fake_spec(max_model_len=made.max_model_len), made.clock, lambda: 0)
+    careless = replace(made, admission=Careless(Open.Settings(), context))
+    result = simulate(careless, Listed([Arrival(0.0, 5000, 5), Arrival(0.1, 10, 5)]))
+    assert result.outcomes.finish.tolist() == [Finish.ERROR, Finish.SERVED]
+    (reason,) = result.reasons["error"]
+    assert reason.startswith("N tokens do not fit N KV blocks of N")
+
+
+def test_a_component_that_raises_is_named_with_what_it_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever it is: a predictor is one that the engine would go on without."""
+
+    def remaining(self: MaxTokens, request: object) -> float:
+        raise KeyError("no such request")
+
+    monkeypatch.setattr(MaxTokens, "remaining", remaining)
+    with pytest.raises(
+        PluginError, match=r"predictor=max_tokens .* ended the simulation: KeyError: .*remaining"
+    ) as caught:
+        run(some_traffic(20), *SMALL, "scheduler=srtf", "predictor=max_tokens")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_error_of_no_component_passes_as_it_is() -> None:
+    class Broken(Listed):
+        def __iter__(self) -> Iterator[Arrival]:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(Broken([]))
+
+
+def test_a_scheduler_that_counts_steps_is_given_each_of_them() -> None:
+    names = load_plugins(["all"]).names("scheduler")
+    counts = {name for name in names if opened(f"scheduler={name}").scheduler.counts_steps}  # type: ignore[attr-defined]
+    assert counts == {"time_slice"}
+    with pytest.raises(ConfigError, match="stride=8 .* scheduler=time_slice counts steps: leave stride=1") as caught:
+        opened("scheduler=time_slice", stride=8)
+    assert caught.value.key == "stride"
+
+
+def test_reasons_differ_in_words_and_not_in_numbers() -> None:
+    reasons = Reasons()
+    for number in (3, 4.5):
+        reasons.add(
+            Finish.REFUSED, f"the server is at its limit ({number} > admission.max_in_flight=2); try again later"
+        )
+    for index in range(2 * MAX_REASONS):
+        reasons.add(Finish.ERROR, "x" * (index + 1))
+    found = reasons.counts()
+    assert found["refused"] == {"the server is at its limit (N > admission.max_in_flight=N)": 2}
+    assert len(found["error"]) == MAX_REASONS + 1 and found["error"][OTHER_REASONS] == MAX_REASONS
 
 
 def test_an_oracle_knows_the_truth_and_not_only_the_bound() -> None:

@@ -159,6 +159,67 @@ def test_a_bad_row_is_named(workload, text, where, what, tmp_path):
     assert caught.value.key == "path"
 
 
+ROWS = "Timestamp,Request tokens,Response tokens\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "says", "key"),
+    [
+        ("", {}, "path={path}: there is no row in it", "path"),
+        (
+            "1,0,5\n2,5,0\n3,5,0\n",
+            {},
+            "path={path}: no request in it was answered (1 without a prompt, 2 without an output)",
+            "path",
+        ),
+        (
+            "1,5,5\n9,5,5\n",
+            {"start_s": 90},
+            "start_s=90: no request of {path} is there (the last one before comes at 8 s)",
+            "start_s",
+        ),
+        ("1,5,5\n9,5,5\n", {"start_s": 2, "end_s": 4}, "start_s=2 end_s=4: no request of {path} is there", "start_s"),
+        ("1,5,5\n3,5,0\n", {"start_s": 1}, "path={path}: no request in it was answered (1 without an output)", "path"),
+    ],
+)
+def test_a_selection_without_a_request_is_refused(rows, keys, says, key, tmp_path):
+    path = written(tmp_path, ROWS + rows)
+    with pytest.raises(ConfigError) as caught:
+        arrivals("burstgpt", path, **keys)
+    assert str(caught.value).startswith(says.format(path=path))
+    assert caught.value.key == key
+
+
+def test_rows_that_are_no_requests_are_counted_as_far_as_the_file_is_read(tmp_path):
+    path = written(tmp_path, ROWS + "1,0,5\n2,5,5\n3,5,0\n4,5,5\n5,5,0\n6,5,5\n")
+    counts = {}
+    for num_requests in (1, 2, None):
+        traffic = open_traffic(TrafficSettings(workload="burstgpt", path=str(path), num_requests=num_requests))
+        assert len(list(traffic)) == (num_requests or 3)
+        list(traffic)  # anew, and not added up
+        counts[num_requests] = dict(traffic.left_out)
+    assert counts == {
+        1: {"without a prompt": 1},
+        2: {"without a prompt": 1, "without an output": 1},
+        None: {"without a prompt": 1, "without an output": 2},
+    }
+
+
+def test_a_part_of_a_trace_has_the_tenants_that_the_whole_has(tmp_path):
+    path = written(tmp_path, ROWS + "".join(f"{i},100,10\n" for i in range(200)))
+    whole, part = (arrivals("burstgpt", path, tenants=4, num_requests=number) for number in (None, 50))
+    assert part == whole[:50]
+
+
+@pytest.mark.parametrize("given", FILES)
+@pytest.mark.parametrize("really", FILES)
+def test_a_trace_of_another_format_is_named(given, really):
+    if given == really:
+        return
+    with pytest.raises(ConfigError, match=f"it looks like a trace of {really}: write workload={really}"):
+        arrivals(given, DATA / FILES[really])
+
+
 def test_a_row_that_comes_far_too_late_is_refused(tmp_path):
     rows = "\n".join(f"{i},100,10" for i in range(2 * NUM_SORTED))
     path = written(tmp_path, f"Timestamp,Request tokens,Response tokens\n{rows}\n1,1,1\n")
