@@ -102,10 +102,11 @@ async def test_f41_a_burst_is_served_as_far_as_the_queue_goes(
         bodies = [completion_body(f"{PROMPT} {number} {i}", 150, stream=i % 2 == 0) for i in range(150)]
         round_ = await asyncio.gather(*(call(clients[i % 3], body) for i, body in enumerate(bodies)))
         served = sum(outcome.complete for outcome in round_)
-        assert MAX_WAITING <= served <= 100
+        assert served >= MAX_WAITING
         outcomes += round_
         memory.append(memory_bytes(server.pid))
     refused = [outcome for outcome in outcomes if not outcome.complete]
+    assert refused
     for outcome in refused:
         check_refused(outcome)
     assert memory[-1] - memory[0] < 16 << 20
