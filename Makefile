@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: setup serve chat test check-plugins check-scheduling check-overload lint format types docs bench clean
+.PHONY: setup serve chat test check-plugins check-scheduling check-overload check-structured lint format types docs bench clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,9 @@ check-scheduling: setup
 
 check-overload: setup
 	$(RUN) -m core.lab.overload $(ARGS)
+
+check-structured: setup
+	$(RUN) -m core.lab.check_structured $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-API_VERSION = "1.2"
+API_VERSION = "1.3"
 """Version of this contract, major.minor.
 
 1.0 had the hooks of the nine stages and of model, attention, quant, cache and executor. It was never released; 1.1 is to
@@ -26,7 +26,9 @@ plugin is given have defaults. Neither has been released yet, so two things coul
 - A `ModelBatch` may have its requests in another order than the plan; `request_ids` says which. Its `block_table` is memory that
   is written again a few steps later: who keeps a batch for longer copies it.
 
-What 1.1 and 1.2 added is in `SINCE`."""
+1.3 adds grammars: the config group, the word `grammar` of a sampler, and `jump_forward` of a scheduler.
+
+What each added is in `SINCE`."""
 
 SINCE: Mapping[str, str] = MappingProxyType(
     {
@@ -76,6 +78,17 @@ SINCE: Mapping[str, str] = MappingProxyType(
         "Policy.num_reserved": "1.2",
         "Policy.joined": "1.2",
         "Policy.started": "1.2",
+        "provide_grammars": "1.3",
+        "SamplingParams.grammar": "1.3",
+        "SamplerContext.grammar": "1.3",
+        "Verdicts with more ids than were drafted": "1.3",
+        "ToolParser.grammar": "1.3",
+        "GenerateRequest.grammar_param": "1.3",
+        "ObserverContext.grammars": "1.3",
+        "ToolParser.special_tokens": "1.3",
+        "provide_reasoning_parsers": "1.3",
+        "FrontHalf.reasoning_parser": "1.3",
+        "SamplingParams.shown_token_ids": "1.3",
     }
 )
 """What is newer than 1.0, and since when: hooks, fields of `Component`, and parts of what stages are given or must do."""

@@ -19,6 +19,8 @@ from core.components import CHAINS, GROUPS, Provided, import_target
 from core.config.keys import Option, fields_of, validated
 from core.errors import ConfigError, NonetError, PluginError, Terminated, described, shown
 from core.front.request_fields import RequestFields, params_class
+from core.grammar.figures import GrammarFigures
+from core.grammar.setup import grammar_setup
 from core.isolation.faults import Faults
 from core.isolation.front import FrontLimits
 from core.kv_layout import KVLayout, largest_step, read_layout, tell_of_kept_windows, wants_groups
@@ -35,6 +37,7 @@ from core.stages.detokenizer import Detokenizer, DetokenizerContext
 from core.stages.frontend import Frontend, FrontendContext
 from core.stages.predictor import PredictorContext
 from core.stages.prefill import PrefillContext
+from core.stages.reasoning_parser import NoReasoning, ReasoningParser, ReasoningParserContext
 from core.stages.renderer import Renderer, RendererContext
 from core.stages.scheduler import SchedulerSettings
 from core.stages.tool_parser import NoTools, ToolParser, ToolParserContext
@@ -54,10 +57,15 @@ def describe(settings: Settings, plugins: Plugins) -> PipelineDescription:
     """
     parts = [_part(settings, plugins, group, settings.groups[group]) for group in GROUPS]
     for chain in CHAINS:
-        parts += [_part(settings, plugins, chain, member) for member in settings.chains.get(chain, ())]
+        parts += chain_parts(settings, plugins, chain)
     description = PipelineDescription(tuple(parts))
     check_composition(description, settings, plugins)
     return description
+
+
+def chain_parts(settings: Settings, plugins: Plugins, chain: str) -> list[Part]:
+    """The members of one chain, checked each by itself."""
+    return [_part(settings, plugins, chain, member) for member in settings.chains.get(chain, ())]
 
 
 def _part(settings: Settings, plugins: Plugins, group: str, selected: Selection) -> Part:
@@ -136,20 +144,23 @@ def build_front(
     renderer: Renderer = build(description.part("renderer"), RendererContext(spec, tokenizer))
     admission: Admission = build(description.part("admission"), AdmissionContext(spec, time.monotonic, num_kv_slots))
     detokenizer: Detokenizer = build(description.part("detokenizer"), DetokenizerContext(tokenizer))
+    figures = GrammarFigures()
     return FrontPipeline(
         model=spec,
         renderer=renderer,
         admission=admission,
         detokenizer=detokenizer,
         request_fields=RequestFields(description, plugins),
-        observers=_build_observers(description, settings.plugins, spec),
+        observers=_build_observers(description, settings.plugins, spec, figures),
         tool_parser=_build_tool_parser(description, plugins, spec),
+        reasoning_parser=_build_reasoning_parser(description, spec),
         names=description.names,
         limits=FrontLimits(
             block_timeout=settings.plugins.block_timeout,
             render_timeout=settings.plugins.render_timeout,
             quarantine_after=settings.plugins.quarantine_after,
         ),
+        grammars=grammar_setup(description, settings, plugins, spec, figures),
     )
 
 
@@ -160,9 +171,17 @@ def _build_tool_parser(description: PipelineDescription, plugins: Plugins, spec:
     return parser if "tools" in part.provided.component.provides else NoTools(NoTools.Settings(), context)
 
 
-def _build_observers(description: PipelineDescription, plugin_limits: PluginSettings, spec: ModelSpec) -> Observers:
+def _build_reasoning_parser(description: PipelineDescription, spec: ModelSpec) -> ReasoningParser:
+    part, context = description.part("reasoning_parser"), ReasoningParserContext(spec)
+    parser: ReasoningParser = build(part, context)
+    return parser if "reasoning" in part.provided.component.provides else NoReasoning(NoReasoning.Settings(), context)
+
+
+def _build_observers(
+    description: PipelineDescription, plugin_limits: PluginSettings, spec: ModelSpec, grammars: GrammarFigures
+) -> Observers:
     observers = Observers(quarantine_after=plugin_limits.quarantine_after, block_timeout=plugin_limits.block_timeout)
-    context = ObserverContext(spec, description, observers.dropped)
+    context = ObserverContext(spec, description, observers.dropped, grammars)
     for part in description.chain("observers"):
         observers.add(Named(part.provided.component.name, part.plugin_text, build(part, context)))
     return observers
@@ -267,7 +286,10 @@ def _build_executor(
     step_limits = _settings_of(description, "scheduler", SchedulerSettings)
     pool = _settings_of(description, "cache", CacheSettings)
     processors = description.chain("logits_processors")
-    build_sampler = SamplerBuilder(description.part("sampler"), processors, build, spec, settings.plugins)
+    grammars, jumps = description.chain("grammars"), _jumps_forward(description, settings)
+    build_sampler = SamplerBuilder(
+        description.part("sampler"), processors, grammars, build, spec, settings.plugins, jumps
+    )
     context = ExecutorContext(
         spec=spec,
         build_model=partial(build, description.part("model")),
@@ -285,6 +307,13 @@ def _build_executor(
         window_groups=wants_groups(description, pool),
     )
     return cast(Executor, build(description.part("executor"), context))
+
+
+def _jumps_forward(description: PipelineDescription, settings: Settings) -> bool:
+    """With ids in flight nobody knows what follows, so the executor must have sampled all before."""
+    words = {"scheduler": "jump_forward", "executor": "history"}
+    able = all(word in description.part(group).provided.component.provides for group, word in words.items())
+    return able and settings.structured_outputs.jump_forward
 
 
 def _build_attention(description: PipelineDescription, plugins: Plugins, context: AttentionContext) -> AttentionBackend:

@@ -129,7 +129,8 @@ class SamplerOutput:
     Each request that samples is in one of the two. Ids are Python ints: numpy's do not cross to the front.
     """
 
-    token_ids: Mapping[str, tuple[int, ...]]  # 1 id per request; with drafts 1 to 1 + num_drafts accepted ids
+    # 1 id per request; with drafts 1 to 1 + num_drafts accepted ids; then what a grammar forces after them
+    token_ids: Mapping[str, tuple[int, ...]]
     logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)  # aligned with token_ids
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)  # request id -> what failed for this request alone

@@ -110,6 +110,11 @@ def provide_tool_parsers() -> Iterable[Component]:
 
 
 @hookimpl
+def provide_reasoning_parsers() -> Iterable[Component]:
+    yield Component("none", "core.stages.reasoning_parser:NoReasoning", "all text is content")
+
+
+@hookimpl
 def provide_predictors() -> Iterable[Component]:
     yield Component("max_tokens", "core.stages.predictor:MaxTokens", "the most that a request may have")
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 STAGES = ("frontend", "renderer", "admission", "scheduler", "prefill", "decode", "sampler", "detokenizer", "completion")
 """The nine words, in request order."""
 
-PARTS = ("model", "attention", "quant", "cache", "executor", "tool_parser", "predictor")
+PARTS = ("model", "attention", "quant", "cache", "executor", "tool_parser", "reasoning_parser", "predictor")
 """What the stages use, one of each."""
 
-CHAINS = ("logits_processors", "observers")
+CHAINS = ("grammars", "logits_processors", "observers")
 """Groups of which config selects any number, as a mapping from name to values."""
 
 GROUPS = STAGES + PARTS

@@ -37,7 +37,11 @@ CONTRACTS: Mapping[str, Promise] = MappingProxyType(
         "cache": Promise("core.cache.kv_cache:KVCache", "core.testing.cache:CacheContract"),
         "executor": Promise("core.model.interface:Executor", "core.testing.executor:ExecutorContract"),
         "tool_parser": Promise("core.stages.tool_parser:ToolParser", "core.testing.tool_parser:ToolParserContract"),
+        "reasoning_parser": Promise(
+            "core.stages.reasoning_parser:ReasoningParser", "core.testing.reasoning_parser:ReasoningParserContract"
+        ),
         "predictor": Promise("core.stages.predictor:Predictor", "core.testing.predictor:PredictorContract"),
+        "grammars": Promise("core.stages.grammar:GrammarBackend", "core.testing.grammar:GrammarContract"),
         "logits_processors": Promise(
             "core.stages.logits_processor:LogitsProcessor", "core.testing.logits_processor:LogitsProcessorContract"
         ),

@@ -364,6 +364,27 @@ def provide_tool_parsers() -> Iterable[Component]:
 
 
 @hookspec
+def provide_reasoning_parsers() -> Iterable[Component]:
+    """What of a model's answer is reasoning, and what is told.
+
+    Config group `reasoning_parser`; exactly one is selected, `none` by default. Built once in the front process.
+    Contract: `core.stages.reasoning_parser.ReasoningParser`.
+
+    Example::
+
+        @hookimpl
+        def provide_reasoning_parsers():
+            yield Component(
+                "first_line",
+                "acme.first_line:FirstLine",
+                "the first line is reasoning where it begins with #",
+                provides=("reasoning",),
+            )
+    """
+    raise NotImplementedError
+
+
+@hookspec
 def provide_predictors() -> Iterable[Component]:
     """How many tokens a request will still generate: what shortest-first scheduling rests on.
 
@@ -386,6 +407,28 @@ def provide_predictors() -> Iterable[Component]:
 
 
 # --- of these, any number is chosen ---------------------------------------------------------------
+
+
+@hookspec
+def provide_grammars() -> Iterable[Component]:
+    """What compiles grammars, and says which tokens may come next: JSON schemas, regular expressions, EBNF.
+
+    Config group `grammars`: any number, asked in config's order (`grammars=[llguidance,xgrammar]`): the first that takes a
+    grammar compiles it. Built in the process that compiles for the front, and in the engine process, where the sampler runs.
+    Contract: `core.stages.grammar.GrammarBackend`.
+
+    Example::
+
+        @hookimpl
+        def provide_grammars():
+            yield Component(
+                "choices",
+                "acme.choices:Choices",
+                "one of several texts",
+                provides=("choice",),  # of core.request.GRAMMAR_KINDS
+            )
+    """
+    raise NotImplementedError
 
 
 @hookspec

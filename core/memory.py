@@ -7,6 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def num_bytes(text: str) -> int:
+    """Of a size such as 64MiB or 2GiB. Raises ValueError for another text, and for nothing."""
+    number, unit = text[:-3], text[-3:]
+    try:
+        found = int(float(number) * _UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        found = 0
+    if found < 1:
+        raise ValueError("write a size such as 512MiB or 2GiB")
+    return found
+
 
 @dataclass(frozen=True, slots=True)
 class _Group:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict
 
 from core.components import STAGES
 from core.front.spans import StageSeconds
+from core.grammar.figures import COMPILE_SECONDS, GrammarFigures
 from core.observers import ObserverContext
 from core.outputs import RequestRecord, StepStats
 
@@ -66,6 +68,7 @@ class Metrics:
         self._counters()
         self._histograms()
         self.registry.register(DroppedRecords(context.dropped))
+        self.registry.register(GrammarCosts(context.grammars))
 
     def _gauges(self) -> None:
         def gauge(name: str, text: str) -> Gauge:
@@ -180,3 +183,39 @@ class DroppedRecords(Collector):
         for name, count in self._dropped().items():
             family.add_metric((name,), count)
         yield family
+
+
+class GrammarCosts(Collector):
+    """What grammars cost, read when somebody asks."""
+
+    def __init__(self, figures: GrammarFigures):
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        known = self._figures
+        yield self._seconds()
+        for name, text, count in (
+            ("cache_hits", "requests whose grammar was compiled already, or was being compiled", known.hits),
+            ("cache_misses", "requests whose grammar had to be compiled", known.misses),
+            (
+                "lost_processes",
+                "processes lost over a grammar: too slow, too much memory, a crash",
+                known.lost_processes,
+            ),
+        ):
+            yield CounterMetricFamily(f"nonet_grammar_{name}", text, value=count)
+        refused = CounterMetricFamily("nonet_grammar_refusals", "requests whose grammar was refused", labels=("code",))
+        for code, count in tuple(known.refused.items()):
+            refused.add_metric((code,), count)
+        yield refused
+        yield GaugeMetricFamily(
+            "nonet_grammar_cache_bytes", "of compiled and refused grammars", value=known.cached_bytes
+        )
+        yield GaugeMetricFamily("nonet_grammar_cache_entries", "compiled and refused grammars", value=known.cached)
+
+    def _seconds(self) -> HistogramMetricFamily:
+        family = HistogramMetricFamily("nonet_grammar_compile_seconds", "compiling one grammar, refused ones included")
+        counts = list(accumulate(self._figures.compiled))
+        bounds = [*map(str, COMPILE_SECONDS), "+Inf"]
+        family.add_metric((), list(zip(bounds, counts, strict=True)), self._figures.compile_s)
+        return family

@@ -9,12 +9,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from core.components import who
 from core.errors import PluginError
+from core.grammar.figures import GrammarFigures
 from core.observer_thread import ObserverThread
 from core.outputs import PluginIncident, RequestRecord, StepStats
 
@@ -35,6 +36,7 @@ class ObserverContext:
     model: ModelSpec
     description: PipelineDescription  # stages with plugin, wheel and version, to label what is observed
     dropped: Callable[[], Mapping[str, int]] = dict  # records that each observer has missed so far, by its name
+    grammars: GrammarFigures = field(default_factory=GrammarFigures)  # grows while the front runs; to be read only
 
 
 class Observer(Protocol):

@@ -16,6 +16,7 @@ from core.isolation.front import FrontLimits
 if TYPE_CHECKING:
     from core.batch import ModelBatch, SchedulerOutput
     from core.front.request_fields import RequestFields
+    from core.grammar.setup import GrammarSetup
     from core.isolation.cache import GuardedCache
     from core.isolation.faults import Faults
     from core.isolation.scheduler import GuardedScheduler
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from core.observers import Observers
     from core.stages.admission import Admission
     from core.stages.detokenizer import Detokenizer
+    from core.stages.reasoning_parser import ReasoningParser
     from core.stages.renderer import Renderer
     from core.stages.tool_parser import ToolParser
 
@@ -124,7 +126,7 @@ class PipelineDescription:
 
 @dataclass(frozen=True, slots=True)
 class FrontPipeline:
-    """Stages 2, 3 and 8, the tool parser and the observers, which live in the front process; stage 1 drives them."""
+    """Stages 2, 3 and 8, the parsers of text and the observers, which live in the front process; stage 1 drives them."""
 
     model: ModelSpec
     renderer: Renderer
@@ -132,9 +134,11 @@ class FrontPipeline:
     detokenizer: Detokenizer
     request_fields: RequestFields  # refuses what the selected sampler and processors would ignore
     tool_parser: ToolParser
+    reasoning_parser: ReasoningParser
     observers: Observers
     names: Names = field(default_factory=Names)
     limits: FrontLimits = field(default_factory=FrontLimits)
+    grammars: GrammarSetup | None = None  # None: nothing compiles any
 
 
 class BuildsBatches(Protocol):

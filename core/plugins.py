@@ -36,11 +36,13 @@ BUILTINS = (
     "plugins.frontends",
     "plugins.schedulers",
     "plugins.samplers",
+    "plugins.grammars",
     "plugins.logits_processors",
     "plugins.models",
     "plugins.attention",
     "plugins.quant",
     "plugins.tool_parsers",
+    "plugins.reasoning_parsers",
     "plugins.predictors",
     "plugins.observers",
 )

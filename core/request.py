@@ -22,6 +22,24 @@ class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     min_count: int = 3
 
 
+GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag")
+"""What a `GrammarSpec` may be. A grammar backend names those that it compiles in `Component.provides`."""
+
+
+class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A language that the output must be in (`core.stages.grammar`). The front fills `backend` and `artifact` in, and drops
+    `source`; where the model reasons, it sets `after` and `opening`, too."""
+
+    kind: str  # one of GRAMMAR_KINDS
+    source: str = ""  # json_schema, structural_tag: JSON; choice: a JSON list of texts; regex, ebnf: as they are; json_object: ""
+    any_whitespace: bool = True  # JSON: white space between its tokens, within the backend's bounds
+    backend: str = ""  # the option of config group `grammars` that compiles it; "": the first that does
+    artifact: bytes = b""  # what the backend made of it, by which it is loaded where the sampler runs
+    after: str = ""  # it begins behind the first of these texts, and all before that is free; "": with the output
+    opening: str = ""  # with `after`: an output that does not begin with this text is in the language from its start
+    may_end: bool = False  # with `after`: the output may end without that text
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How one request is sampled and ended. Names are OpenAI's, and vLLM's for the extensions.
 
@@ -44,6 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_token_ids: tuple[int, ...] = ()  # special tokens that are part of the text all the same: markers that a parser reads
     stream_interval: int = 0  # tokens per delta; 0: the detokenizer's own setting
     logprobs: int | None = None  # top alternatives per sampled token; 0: the sampled token alone
     prompt_logprobs: int | None = None
@@ -52,6 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     bad_words: tuple[str, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # made by the renderer: each form of each bad word
     repetition_detection: RepetitionDetection | None = None
+    grammar: GrammarSpec | None = None
     extra: dict[str, dict[str, Any]] = {}  # parameters of logits processors by name, checked at the edge
 
     @property

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -84,18 +83,11 @@ def make_client(session: Session, spec: ModelSpec, progress: Progress = no_progr
 
     process = session.settings.process
     if process.separate:
-        return ProcessClient(
-            _engine_settings(session, spec.files.path), plugins=session.plugins.fingerprint(), settings=process
-        )
+        settings = session.settings.for_process(spec.files.path, session.plugins.left_out())
+        return ProcessClient(settings, plugins=session.plugins.fingerprint(), settings=process)
     return InlineClient(
         partial(make_engine, session.settings, session.plugins, progress, spec), probe_timeout=process.probe_timeout
     )
-
-
-def _engine_settings(session: Session, model: Path) -> str:
-    """The engine process has the plugins that this one has: what was left out here is not tried again there."""
-    plugins = session.settings.plugins.model_copy(update={"disable": session.plugins.left_out()})
-    return session.settings.located(model).model_copy(update={"plugins": plugins}).to_json()
 
 
 async def start_front(

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from core.client import EngineProcessSettings
 from core.components import CHAINS, GROUPS, Provided, closed_model, import_target
 from core.config.keys import validated
 from core.errors import ConfigError, near_matches
+from core.memory import num_bytes
 from core.model.sources import DEFAULT_SOURCE
 from core.plugins import MAX_START_TIMEOUT_S, START_TIMEOUT_VARIABLE, OnFailure, default_start_timeout
 
@@ -74,6 +75,39 @@ class PluginSettings(BaseModel):
     )
 
 
+class StructuredOutputSettings(BaseModel):
+    """What a client's grammar may cost, and how its forced tokens are made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    jump_forward: bool = Field(
+        default=True, description="tokens that a grammar forces come without forward passes of their own"
+    )
+    max_bytes: int = Field(
+        default=65_536, ge=1, description="of a schema, regular expression or grammar, as it is sent"
+    )
+    max_depth: int = Field(
+        default=64, ge=1, le=512, description="levels of a schema, and of brackets in other grammars"
+    )
+    max_nodes: int = Field(default=4096, ge=1, description="objects and lists of a schema")
+    max_choices: int = Field(default=1024, ge=1, description="values of one enum, options of one anyOf, choices")
+    max_pattern: int = Field(default=512, ge=1, description="bytes of one regular expression")
+    max_repeat: int = Field(default=1024, ge=1, description="of a counted repetition in a pattern: a{1,1024}")
+    compile_timeout: float = Field(default=1.5, gt=0, le=60, description="seconds that compiling one grammar may take")
+    compile_memory: str = Field(
+        default="2GiB", description="of the process that compiles; it is replaced when it needs more"
+    )
+    max_queued: int = Field(
+        default=256, ge=1, description="grammars that wait to be compiled; more are refused with 503"
+    )
+    cache_memory: str = Field(default="64MiB", description="of compiled grammars that are kept, in the front")
+
+    @field_validator("compile_memory", "cache_memory")
+    @classmethod
+    def _is_size(cls, text: str) -> str:
+        num_bytes(text)
+        return text
+
+
 class ProcessSettings(EngineProcessSettings):
     """How front and engine live together. Times in seconds."""
 
@@ -90,11 +124,12 @@ class Settings(BaseModel):
     model: ModelSettings = ModelSettings()
     plugins: PluginSettings = PluginSettings()
     process: ProcessSettings = ProcessSettings()
+    structured_outputs: StructuredOutputSettings = StructuredOutputSettings()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:
         """Check a composed config. Raises ConfigError naming the key, with near matches."""
-        known = {*GROUPS, *CHAINS, "plugins", "process"}
+        known = {*GROUPS, *CHAINS, "plugins", "process", "structured_outputs"}
         for key in config:
             if key not in known:
                 raise ConfigError(f"unknown config key {key!r}{near_matches(str(key), known)}", key)
@@ -108,12 +143,21 @@ class Settings(BaseModel):
             model=validated(ModelSettings, own, "model"),
             plugins=validated(PluginSettings, config.get("plugins") or {}, "plugins"),
             process=validated(ProcessSettings, config.get("process") or {}, "process"),
+            structured_outputs=validated(
+                StructuredOutputSettings, config.get("structured_outputs") or {}, "structured_outputs"
+            ),
         )
 
     def located(self, path: Path) -> Settings:
         """The same with `model.source` as a place on this machine, so that another process need not fetch it again."""
         model = self.model.model_copy(update={"source": str(path.absolute())})
         return self.model_copy(update={"model": model})
+
+    def for_process(self, model: Path, left_out: tuple[str, ...]) -> str:
+        """As JSON for another process of this machine, which has the plugins that this one has: what was left out here is not
+        tried again there."""
+        plugins = self.plugins.model_copy(update={"disable": left_out})
+        return self.located(model).model_copy(update={"plugins": plugins}).to_json()
 
     def to_json(self) -> str:
         return self.model_dump_json()

@@ -93,10 +93,21 @@ KINDS = {
             ),
         ),
         Kind(
+            "reasoning_parser",
+            "reasoning is in brackets at the start",
+            ('provides=("reasoning",)',),
+            ("""examples = {"[how is it?]fine": ("how is it?", "fine")}""",),
+        ),
+        Kind(
             "predictor",
             "the mean of what the tenant's requests had",
             ('requires=("scheduler.predictor",)',),
             beside=("scheduler=srtf",),
+        ),
+        Kind(
+            "grammars",
+            "one of several texts",
+            ('provides=("choice",)',),
         ),
         Kind(
             "logits_processors",

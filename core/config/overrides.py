@@ -20,7 +20,7 @@ from core.config.files import FREE_GROUPS, ConfigFiles, one_line
 from core.errors import ConfigError, near_matches
 from core.plugins import Plugins
 
-SECTIONS = ("plugins", "process")
+SECTIONS = ("plugins", "process", "structured_outputs")
 KEYS = (*GROUPS, *CHAINS, *SECTIONS)
 """What a config may hold at its top level."""
 ROOTS = (*KEYS, *FREE_GROUPS)

@@ -22,6 +22,7 @@ from core.front.spans import StageWork
 from core.front.texts import Texts
 from core.isolation.front import FrontGuards
 from core.isolation.incidents import Incidents
+from core.isolation.reasoning import GuardedReasoningParser
 from core.isolation.tools import GuardedToolParser
 from core.outputs import PluginIncident, RequestOutput, StepOutput, StepStats, TokenDelta
 from core.pipeline import FrontPipeline
@@ -29,6 +30,7 @@ from core.progress import Progress
 from core.request import FinishReason
 from core.stages.detokenizer import TextDelta
 from core.stages.frontend import MAX_RETRY_AFTER_S, Deltas, GenerateRequest, Health, Load
+from core.stages.reasoning_parser import ReasoningParser
 from core.stages.renderer import Prompt, RenderedPrompt, Renderer
 from core.stages.tool_parser import ToolParser
 
@@ -56,6 +58,7 @@ class Front:
         self._intake = Intake(pipeline, guards, self._incidents, clock, num_threads, self._meter)
         self._texts = Texts(pipeline.detokenizer, guards.detokenizer)
         self._tool_parser = GuardedToolParser(pipeline.tool_parser, guards.tool_parser)
+        self._reasoning_parser = GuardedReasoningParser(pipeline.reasoning_parser, guards.reasoning_parser)
         self._calls: dict[str, Call] = {}  # by `Call.key`
         self._choices: dict[str, Choice] = {}  # engine request id -> its place in a call
         self._closed: EngineDeadError | None = None
@@ -83,6 +86,7 @@ class Front:
         """
         self._pipeline.observers.start()
         await (starting or self._client.start(progress))
+        self._intake.start()
         info = self._client.info
         self._stats = StepStats(kv_blocks_free=info.num_kv_blocks, kv_blocks_total=info.num_kv_blocks)
         self._observe_step()
@@ -96,7 +100,7 @@ class Front:
             self._receiver.cancel()
             await asyncio.gather(self._receiver, return_exceptions=True)
         await self._client.close()
-        self._intake.close()
+        await self._intake.close()
         await asyncio.to_thread(self._pipeline.observers.close)
 
     @property
@@ -109,6 +113,10 @@ class Front:
     @property
     def tool_parser(self) -> ToolParser:
         return self._tool_parser
+
+    @property
+    def reasoning_parser(self) -> ReasoningParser:
+        return self._reasoning_parser
 
     def incidents(self) -> tuple[PluginIncident, ...]:
         return (*self._incidents.latest(), *self._pipeline.observers.incidents())

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
+from core.errors import RequestError
 from core.front.calls import Call
+from core.front.grammars import Grammars
 from core.front.load import LoadMeter
 from core.front.render_threads import RenderThreads
 from core.front.spans import StageWork
 from core.isolation.checks import checked_admit, checked_prepare, checked_render, checked_request, private_prompt
 from core.isolation.front import FrontGuards, Guard
 from core.isolation.incidents import Incidents
+from core.isolation.reasoning import GuardedReasoningParser
 from core.pipeline import FrontPipeline
-from core.request import SamplingParams
+from core.request import GrammarSpec, SamplingParams
 from core.stages.frontend import GenerateRequest, Load
-from core.stages.renderer import Prompt, RenderedPrompt
+from core.stages.reasoning_parser import prompt_end
+from core.stages.renderer import ChatPrompt, Prompt, RenderedPrompt
 
 T = TypeVar("T")
+
+SMALL_GRAMMAR = 2048  # characters: judged in less time than it takes to ask a thread
 
 
 class Intake:
@@ -42,9 +51,17 @@ class Intake:
         self._threads = RenderThreads(num_threads, pipeline.limits)
         self._serial = itertools.count()
         self._meter = meter
+        self._reasoning_parser = GuardedReasoningParser(pipeline.reasoning_parser, guards.reasoning_parser)
+        self.grammars = None if pipeline.grammars is None else Grammars(pipeline.grammars, incidents, clock)
 
-    def close(self) -> None:
+    def start(self) -> None:
+        if self.grammars is not None:
+            self.grammars.start()
+
+    async def close(self) -> None:
         self._threads.close()
+        if self.grammars is not None:
+            await asyncio.to_thread(self.grammars.close)
 
     async def render(self, prompt: Prompt) -> RenderedPrompt:
         private = self._guards.frontend.call(private_prompt, prompt)
@@ -67,7 +84,11 @@ class Intake:
         key, arrival = f"{request.request_id}~{next(self._serial)}", self._clock()
         with self._meter.rendering(request.tenant, request.params.n):
             await self._check_extra(request.params)
+            grammar = await self._compiled(request)
             rendered, params = await self._in_thread(partial(self._rendered, request), self._guards.renderer)
+        if grammar is not None and isinstance(request.prompt, ChatPrompt):
+            grammar = self._behind_reasoning(grammar, rendered.token_ids)
+        params = msgspec.structs.replace(params, grammar=grammar)
         return Call(key, request, rendered.token_ids, params, work, arrival, rendered=self._clock())
 
     async def _check_extra(self, params: SamplingParams) -> None:
@@ -76,6 +97,30 @@ class Intake:
         for name, values in params.extra.items():
             guard = self._guards.of_processor(fields.processor(name))
             await self._in_thread(partial(guard.call, fields.check_extra, name, values), guard)
+
+    async def _compiled(self, request: GenerateRequest) -> GrammarSpec | None:
+        """The request's grammar as it crosses to the engine, where it has one."""
+        spec, param = request.params.grammar, request.grammar_param
+        if spec is None:
+            return None
+        self._pipeline.request_fields.check_grammar(spec, param)
+        if self.grammars is None:
+            raise RequestError(f"{param}: nothing here compiles a grammar", param=param, code="unsupported")
+        try:
+            bound = partial(self.grammars.bounded, spec, param)
+            is_small = len(spec.source) <= SMALL_GRAMMAR
+            asked = bound() if is_small else await self._in_thread(bound, self._guards.renderer)
+            return await self.grammars.compiled(asked, param)
+        except RequestError as error:
+            self.grammars.note_refused(error)
+            raise
+
+    def _behind_reasoning(self, spec: GrammarSpec, prompt_token_ids: Sequence[int]) -> GrammarSpec:
+        """It holds for the content of an answer, which begins where the reasoning has ended."""
+        if spec.after:
+            return spec
+        span = self._reasoning_parser.span(prompt_end(self._pipeline.renderer.tokenizer, prompt_token_ids))
+        return spec if span is None else msgspec.structs.replace(spec, after=span.end, opening=span.begin)
 
     def _rendered(self, request: GenerateRequest) -> tuple[RenderedPrompt, SamplingParams]:
         self._pipeline.request_fields.check_priority(request.priority)

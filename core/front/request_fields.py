@@ -15,7 +15,8 @@ from core.errors import RequestError, near_matches, printable
 from core.isolation.faults import ComponentName
 from core.outputs import PluginIncident
 from core.pipeline import PipelineDescription
-from core.request import SamplingParams
+from core.request import GRAMMAR_KINDS, GrammarSpec, SamplingParams
+from core.stages.grammar import GROUP as GRAMMARS
 from core.stages.logits_processor import GROUP, asks_for, parsed_params
 from core.stages.sampler import unsupported_fields
 
@@ -52,14 +53,46 @@ class RequestFields:
         self._installed = plugins.components(GROUP)
         self._selected = {part.provided.component.name: part.provided for part in description.chain(GROUP)}
         self._runs_processors = RUNS_PROCESSORS in self._sampler.component.provides
+        self._grammars = plugins.components(GRAMMARS)
+        self._selected_grammars = {part.provided.component.name: part.provided for part in description.chain(GRAMMARS)}
         self._params = {name: params_class(provided) for name, provided in self._selected.items()}
 
+    def check_grammar(self, spec: GrammarSpec, param: str) -> None:
+        """Raises RequestError for `param`, the client's field, naming what would compile such a grammar and obey it."""
+        if spec.kind not in GRAMMAR_KINDS:
+            kind = _printable(spec.kind)
+            message = f"{param}: {kind!r} is no kind of grammar{near_matches(kind, GRAMMAR_KINDS)}"
+            raise RequestError(message, param=param)
+        if "grammar" not in self._sampler.component.provides:
+            options = [f"sampler={name}" for name in _able(self._samplers, "grammar")]
+            raise _unsupported(param, self._sampler, options)
+        able = _able(self._grammars, spec.kind)
+        if spec.backend:
+            self._check_backend(spec, param, able)
+        elif not any(spec.kind in provided.component.provides for provided in self._selected_grammars.values()):
+            selected = f"grammars=[{','.join(self._selected_grammars)}]"
+            raise _cannot(f"{param}: {selected} compiles no {spec.kind}", param, able)
+
+    def _check_backend(self, spec: GrammarSpec, param: str, able: Sequence[str]) -> None:
+        name, selected = _printable(spec.backend), self._selected_grammars
+        installed = [provided.component.name for provided in self._grammars]
+        if spec.backend not in installed:
+            raise RequestError(
+                f"{param}: there is no grammar backend {name!r}{near_matches(name, installed)}",
+                param=param,
+                code="unsupported",
+            )
+        if spec.backend not in selected:
+            raise _cannot(f"{param}: this server does not run grammars={name}", param, [spec.backend])
+        if spec.kind not in selected[spec.backend].component.provides:
+            raise _cannot(f"{param}: grammars={name} compiles no {spec.kind}", param, able)
+
     def check(self, params: SamplingParams) -> None:
-        """Raises RequestError naming the field, and what would support it."""
+        """Raises RequestError naming the field, and what would support it. `check_grammar` is apart."""
         supported = set(self._sampler.component.provides)
         if self._runs_processors:
             supported.update(*(provided.component.provides for provided in self._selected.values()))
-        for field in unsupported_fields(params, supported):
+        for field in unsupported_fields(params, {*supported, "grammar"}):
             raise self._unsupported(field)
 
     def check_priority(self, priority: int) -> None:
@@ -135,6 +168,11 @@ def _unsupported(field: str, by: Provided, options: Sequence[str]) -> RequestErr
     hint = f"; serve with {' or '.join(options)} for it" if options else ""
     message = f"{field} is not supported by {by.group}={by.component.name}{hint}"
     return RequestError(message, param=field, code="unsupported")
+
+
+def _cannot(text: str, param: str, able: Sequence[str]) -> RequestError:
+    hint = f"; serve with {' or '.join(f'+{GRAMMARS}=[{name}]' for name in able)} for it" if able else ""
+    return RequestError(text + hint, param=param, code="unsupported")
 
 
 def _adding(name: str) -> str:

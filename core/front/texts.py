@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from core.batch import TokenLogprobs
+from core.isolation.checks import copied
 from core.isolation.front import BlamedError, Guard, MalformedError, is_encodable, kind_of
 from core.outputs import TokenDelta
-from core.request import EngineRequest, FinishReason, SamplingParams
+from core.request import EngineRequest, FinishReason
 from core.stages.detokenizer import Detokenizer, TextDelta
 
 NOT_FOR_CLIENTS = (FinishReason.ERROR, FinishReason.EXPIRED)
@@ -250,5 +251,6 @@ class Texts:
 
 def _private(request: EngineRequest) -> EngineRequest:
     """The engine, where it runs in this process, has the same objects."""
-    params = msgspec.convert(msgspec.to_builtins(request.params), SamplingParams)
-    return msgspec.structs.replace(request, prompt_token_ids=list(request.prompt_token_ids), params=params)
+    return msgspec.structs.replace(
+        request, prompt_token_ids=list(request.prompt_token_ids), params=copied(request.params)
+    )

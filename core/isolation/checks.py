@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from core.stages.admission import Admission
 from core.stages.frontend import GenerateRequest, Load
 from core.stages.renderer import ChatPrompt, Prompt, RenderedPrompt, Renderer, TextPrompt, TokenPrompt
 
+S = TypeVar("S", bound=msgspec.Struct)
+
 MAX_CHOICES = 4096
 MAX_PROMPT_DEPTH = 256
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
@@ -27,6 +29,7 @@ REQUEST_TYPES: Mapping[str, tuple[type, ...]] = {
     "request_id": (str,),
     "max_tokens": (int, type(None)),
     "max_tokens_param": (str,),
+    "grammar_param": (str,),
     "stream": (bool,),
     "tenant": (str,),
     "priority": (int,),
@@ -89,7 +92,7 @@ def checked_params(params: object, whose: str) -> SamplingParams:
     if type(params) is not SamplingParams:
         raise MalformedError(f"{whose} params are {kind_of(params)}, not SamplingParams")
     try:
-        copy = msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+        copy = copied(params)
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MalformedError(f"{whose} params are malformed: {error}") from None
     for name in _FLOATS:
@@ -125,7 +128,7 @@ def checked_render(renderer: Renderer, prompt: Prompt, vocab_size: int) -> Rende
 
 def checked_prepare(renderer: Renderer, params: SamplingParams) -> SamplingParams:
     """Stage 2's other half."""
-    shown = msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+    shown = copied(params)
     prepared = checked_params(renderer.prepare(shown), "prepare returned params whose")
     if shown != params:
         raise MalformedError("it changed the params that it was given")
@@ -148,7 +151,7 @@ def checked_admit(
     `now`: monotonic seconds, from which a `ttl` counts that the admission does nothing about (API 1.1).
     """
     shown = list(token_ids)
-    shown_params = msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+    shown_params = copied(params)
     sequences = admission.admit(request, shown, shown_params, load)
     if shown != token_ids or shown_params != params:
         raise MalformedError("it changed the prompt or the params that it was given")
@@ -177,7 +180,7 @@ def _checked_sequence(sequence: object, key: str, choice: int, token_ids: list[i
     params = checked_params(sequence.params, "admit returned a sequence whose")
     bare = msgspec.structs.replace(sequence, prompt_token_ids=[], params=params)
     try:
-        copy = msgspec.convert(msgspec.to_builtins(bare), EngineRequest)
+        copy = copied(bare)
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
         raise MalformedError(f"admit returned a malformed sequence: {error}") from None
     for name in ("arrival_time", "deadline", "priority", "seed"):
@@ -187,6 +190,13 @@ def _checked_sequence(sequence: object, key: str, choice: int, token_ids: list[i
             f"admit returned max_tokens={params.max_tokens} for a prompt of {len(token_ids)}; the context holds {limit}"
         )
     return msgspec.structs.replace(copy, prompt_token_ids=token_ids)
+
+
+def copied(struct: S) -> S:
+    """Down to its strings, and checked by its types; bytes, which nobody can change, stay the same object."""
+    as_is = (bytes,)
+    plain = msgspec.to_builtins(struct, builtin_types=as_is)
+    return msgspec.convert(plain, type(struct), builtin_types=as_is)
 
 
 def _check_number(value: object, what: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from core.batch import ModelBatch, SamplerOutput, ScheduledRequest, SchedulerOutput, TokenLogprobs
 from core.cache.kv_cache import KVCopy
 from core.errors import Terminated, described, shown, told
+from core.grammar.progress import MAX_FORCED
 from core.isolation.faults import Faults, SpoiltKVError, StageError, SwapError, is_told
 from core.model.interface import Executor, StepResult
 from core.outputs import PluginIncident
@@ -174,13 +175,14 @@ class Execution:
         """Token ids are Python ints: numpy's do not cross to the front."""
         if not part.samples:
             return f"it returned {shown(ids)} for a part of a prompt, of which nothing is sampled"
-        if type(ids) is tuple and 1 <= len(ids) <= 1 + part.num_drafts:
+        most = 1 + part.num_drafts + (MAX_FORCED if part.request.params.grammar is not None else 0)
+        if type(ids) is tuple and 1 <= len(ids) <= most:
             for token_id in ids:
                 if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
                     break
             else:
                 return ""
-        return f"it returned {shown(ids)}, which are no token ids of the model (a tuple of 1 to {1 + part.num_drafts} ints)"
+        return f"it returned {shown(ids)}, which are no token ids of the model (a tuple of 1 to {most} ints)"
 
     def _without(self, plan: SchedulerOutput, sampled: SamplerOutput, flaws: Mapping[str, str]) -> SamplerOutput:
         """With an error and nothing else for requests that failed, and nothing of requests that are not in the plan."""

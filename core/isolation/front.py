@@ -147,6 +147,7 @@ class FrontGuards:
     admission: Guard
     detokenizer: Guard
     tool_parser: Guard
+    reasoning_parser: Guard
     incidents: Incidents
 
     def of_processor(self, part: ComponentName) -> Guard:
@@ -167,5 +168,6 @@ class FrontGuards:
             admission=guard("admission", passes=answers),
             detokenizer=guard("detokenizer"),
             tool_parser=guard("tool_parser", passes=answers, quarantine_after=limits.quarantine_after),
+            reasoning_parser=guard("reasoning_parser", quarantine_after=limits.quarantine_after),
             incidents=incidents,
         )

@@ -8,9 +8,11 @@ from typing import Any
 
 from core.errors import GenerationError, RequestError
 from core.isolation.front import Guard, MalformedError, is_encodable, kind_of
+from core.request import GRAMMAR_KINDS, GrammarSpec
 from core.stages.tool_parser import ParsedText, ToolCallDelta, ToolParser, ToolStream
 
 MAX_CALLS = 1024  # of one choice
+MAX_MARKERS = 64  # special tokens of one parser
 _NOTHING = ParsedText()
 
 
@@ -23,6 +25,19 @@ class GuardedToolParser:
 
     def stream(self, tools: Sequence[Mapping[str, Any]]) -> ToolStream:
         """Raises RequestError: 503 once it is switched off, or what the parser itself says of the tools."""
+        self._check_running()
+        return GuardedStream(self._guard.call(self._opened, tools), self._guard)
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> GrammarSpec | None:
+        """None, too, of a parser that knows no grammars. Raises what `stream` raises."""
+        self._check_running()
+        return self._guard.call(self._made_grammar, tools, choice, parallel)
+
+    @property
+    def special_tokens(self) -> Sequence[str]:
+        return self._guard.call(markers_of, self._parser)
+
+    def _check_running(self) -> None:
         incident = self._guard.incident
         if incident is not None and incident.quarantined:
             raise RequestError(
@@ -32,7 +47,18 @@ class GuardedToolParser:
                 code="plugin_quarantined",
                 status=503,
             )
-        return GuardedStream(self._guard.call(self._opened, tools), self._guard)
+
+    def _made_grammar(self, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> GrammarSpec | None:
+        make = getattr(self._parser, "grammar", None)
+        spec = None if make is None else make(deepcopy(list(tools)), choice, parallel)
+        if spec is None:
+            return None
+        if type(spec) is not GrammarSpec or spec.kind not in GRAMMAR_KINDS:
+            raise MalformedError(f"grammar returned {kind_of(spec)}, which is no GrammarSpec of a known kind")
+        texts = (spec.source, spec.backend, spec.after, spec.opening)
+        if not all(type(text) is str and is_encodable(text) for text in texts):
+            raise MalformedError("grammar returned a GrammarSpec with what is no text")
+        return spec
 
     def _opened(self, tools: Sequence[Mapping[str, Any]]) -> ToolStream:
         stream = self._parser.stream(deepcopy(list(tools)))
@@ -86,6 +112,14 @@ class GuardedStream:
         elif call.name is not None or call.call_id is not None:
             raise MalformedError("it returned the name of a tool call twice")
         return call
+
+
+def markers_of(parser: object) -> tuple[str, ...]:
+    """Its `special_tokens`, checked. Raises MalformedError."""
+    found = getattr(parser, "special_tokens", ())
+    if not isinstance(found, tuple | list) or len(found) > MAX_MARKERS or not all(map(_is_word, found)):
+        raise MalformedError(f"its special_tokens are no tuple of up to {MAX_MARKERS} texts")
+    return tuple(found)
 
 
 def _is_word(value: object) -> bool:

@@ -28,6 +28,7 @@ NEEDS = {
     "logits_processors": ("logits_processors=[min_tokens]",),
     "observers": ("observers=[prometheus]",),
     "tool_parser": ("tool_parser=hermes",),
+    "reasoning_parser": ("reasoning_parser=think",),
     "predictor": ("scheduler=srtf",),
 }
 HURT_NOBODY = ("observers", "predictor")
@@ -153,6 +154,8 @@ async def _answer(pipeline: RunningPipeline, request: GenerateRequest, fault: Fa
         return await _faulty_call(pipeline, request, fault)
     if group == "tool_parser":
         return await _call_with_tools(pipeline, request)
+    if group == "reasoning_parser":
+        return await _split_call(pipeline, request)
     return (await pipeline.answer(request)).token_ids
 
 
@@ -168,6 +171,20 @@ async def _call_with_tools(pipeline: RunningPipeline, request: GenerateRequest) 
     content += stream.finish().content
     answer = joined(outputs)
     assert content == answer.text, f"the content is {content!r}, the text {answer.text!r}"
+    return answer.token_ids
+
+
+async def _split_call(pipeline: RunningPipeline, request: GenerateRequest) -> list[int]:
+    """As a frontend streams a chat: each delta's text through the stream of its choice."""
+    stream = pipeline.front.reasoning_parser.stream(request.request_id)
+    outputs, said = [], ""
+    async with aclosing(pipeline.front.generate(request)) as deltas:
+        async for output in deltas:
+            outputs.append(output)
+            said += "".join(stream.push(part.text).content for part in output.outputs)
+    said += stream.finish().content
+    answer = joined(outputs)
+    assert said == answer.text, f"the content is {said!r}, the text {answer.text!r}"
     return answer.token_ids
 
 

@@ -40,6 +40,7 @@ class LocalExecutor:
         self._vocab_size = context.spec.vocab_size
         self._runner = ModelRunner(context)
         self._sampler = context.build_sampler(self.device)
+        self._begin_sampling = getattr(self._sampler, "begin", None)
         self._incidents = context.incidents
         self._faults = context.faults
 
@@ -81,6 +82,8 @@ class LocalExecutor:
 
     def _run(self, batch: ModelBatch) -> StepResult:
         started, blocked_s = time.perf_counter(), self._faults.blocked_s
+        if self._begin_sampling is not None:
+            self._begin_sampling(batch.sampling.rows)
         seal = BatchSeal(batch)
         logits = self._runner.forward(batch)
         if logits.is_cuda:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,14 +102,20 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(token)
         return found
 
-    def stream(self, prompt_ids: Iterable[int] = (), skip_special_tokens: bool = True) -> TokenStream:
-        """Decode what follows `prompt_ids` token by token."""
+    def stream(
+        self,
+        prompt_ids: Iterable[int] = (),
+        skip_special_tokens: bool = True,
+        shown_token_ids: Collection[int] = (),
+    ) -> TokenStream:
+        """Decode what follows `prompt_ids` token by token. `shown_token_ids`: special tokens that are not skipped behind it."""
         shown = (token_id for token_id in prompt_ids if not self._hides(token_id, skip_special_tokens))
         if self._text.strip_start:
             at_start = not any(self.token_bytes(token_id) for token_id in shown)
         else:
             at_start = next(shown, None) is None
-        return TokenStream(self, skip_special_tokens, at_start)
+        hidden = self.special_token_ids if skip_special_tokens else frozenset[int]()
+        return TokenStream(self, hidden.difference(shown_token_ids) if shown_token_ids else hidden, at_start)
 
     def _hides(self, token_id: int, skip_special_tokens: bool) -> bool:
         return (skip_special_tokens and token_id in self.special_token_ids) or self._backend_token(token_id) is None
@@ -126,11 +132,11 @@ class Tokenizer:
 class TokenStream:
     """Token ids -> text, one by one: the concatenation is `decode(prompt + output)` after `decode(prompt)`."""
 
-    __slots__ = ("_at_start", "_skip_special_tokens", "_text", "_tokenizer")
+    __slots__ = ("_at_start", "_hidden", "_text", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, at_start: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], at_start: bool) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._hidden = hidden  # ids without a text here
         self._at_start = at_start
         self._text = TextStream(tokenizer._text.strip_start if at_start else "")
 
@@ -138,12 +144,12 @@ class TokenStream:
         """Text that became complete with this token. Any id is fine; one without a token gives ""."""
         if self._at_start:
             return self._push_first(token_id)
-        if self._skip_special_tokens and token_id in self._tokenizer.special_token_ids:
+        if token_id in self._hidden:
             return ""
         return self._text.push(self._tokenizer.token_bytes(token_id))
 
     def _push_first(self, token_id: int) -> str:
-        if self._tokenizer._hides(token_id, self._skip_special_tokens):
+        if token_id in self._hidden or self._tokenizer._backend_token(token_id) is None:
             return ""
         self._at_start = False
         return self._text.push(self._tokenizer._first_bytes(token_id))

@@ -9,20 +9,18 @@ What a step costs here is a few attribute reads per plain decode: a request in a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from core.batch import ScheduledRequest, SchedulerOutput, Verdict
-from core.request import STATUS_OF_REASON, FinishReason, Request, RequestStatus
+from core.request import STATUS_OF_REASON, FinishReason, Request
 from core.scheduling.blocks import BlockBudget
 from core.scheduling.expiry import Expiry
-from core.scheduling.plan import Entry, NoRoom, Plan, Trial, in_prompt
+from core.scheduling.plan import RUNNING, Entry, NoRoom, Plan, Trial, in_prompt, num_equal
 from core.scheduling.policy import Policy, QueueSettings
 from core.scheduling.preempted_kv import PreemptedKV
 from core.scheduling.queues import Queues
 from core.scheduling.starts import MAX_PASSED, Starts
 from core.stages.scheduler import Counts, SchedulerContext
-
-RUNNING = RequestStatus.RUNNING  # an enum's attribute costs as much as a call
 
 
 class QueueScheduler:
@@ -96,6 +94,8 @@ class QueueScheduler:
             ):
                 extend(request.output_token_ids, verdict.token_ids)  # `append_output`, without the call
                 request.num_pending_tokens -= 1
+                if len(verdict.token_ids) > 1:
+                    self._force(self._queues.entry(request))
                 if part.num_tokens > 1 or not (part.start + 1) % size:
                     self._commit(request, part.start, part.start + part.num_tokens)
                 continue
@@ -142,8 +142,11 @@ class QueueScheduler:
         decodes: list[Request] = []
         prompts: list[Request] = []
         for request in others:
-            (prompts if in_prompt(request) else decodes).append(request)
+            (prompts if self._in_prompt(request) else decodes).append(request)
         return plain, decodes, prompts
+
+    def _in_prompt(self, request: Request) -> bool:
+        return in_prompt(request) and not self._queues.entry(request).forced
 
     def _continue_plain(self, plain: Sequence[Entry], plan: Plan) -> None:
         """A token for each. They know all their tokens but the one that they sample, and have a block for it."""
@@ -177,7 +180,7 @@ class QueueScheduler:
     def _continue(self, request: Request, plan: Plan) -> None:
         num_tokens = self._num_tokens(request, plan)
         if not num_tokens:
-            plan.admits = plan.admits and not in_prompt(request)
+            plan.admits = plan.admits and not self._in_prompt(request)
             return
         if request.draft_token_ids and not self._cache.allocate(request, request.num_computed_tokens + num_tokens):
             num_tokens -= len(request.draft_token_ids)  # a guess is no reason to preempt anyone
@@ -191,14 +194,16 @@ class QueueScheduler:
             plan.admits = False
 
     def _num_tokens(self, request: Request, plan: Plan) -> int:
-        if in_prompt(request):
+        if self._in_prompt(request):
             remaining = request.num_known_tokens - request.num_computed_tokens
             return self._prefill.num_tokens(request, remaining, plan.token_budget)
         if request.num_pending_tokens and self._waits_for_update(request):
             return 0
-        if request.draft_token_ids:  # drafts take what the others leave
-            del request.draft_token_ids[max(plan.token_budget - plan.num_to_plan - 1, 0) :]
-        return min(request.num_known_tokens - request.num_computed_tokens, plan.token_budget)
+        room = plan.token_budget - plan.num_to_plan  # what the others leave: a token is for each of them
+        if request.draft_token_ids:
+            num_settled = request.num_known_tokens - len(request.draft_token_ids) - request.num_computed_tokens
+            del request.draft_token_ids[max(room - num_settled, 0) :]
+        return min(request.num_known_tokens - request.num_computed_tokens, room)
 
     def _waits_for_update(self, request: Request) -> bool:
         """Whether steps in flight decide how the request goes on: verified drafts, or the last token it may have."""
@@ -220,7 +225,8 @@ class QueueScheduler:
             request.num_pending_tokens += 1 + num_drafts
             if num_tokens > 1:
                 self._starts.changed()  # nearly always the end of a prompt, behind which stage 5 may hold others back
-            self._queues.entry(request).limit = 0 if num_drafts else self._limit(request)
+            entry = self._queues.entry(request)
+            entry.limit, entry.forced = 0 if num_drafts else self._limit(request), False
 
     def _limit(self, request: Request) -> int:
         """The position below which decodes are plain: in a block that it has, and before the last token that it may have."""
@@ -247,7 +253,7 @@ class QueueScheduler:
         for request in victims:
             entry = self._queues.entry(request)
             entry.preempted_step = self._last_preempting_step = plan.step
-            entry.limit = 0
+            entry.limit, entry.forced = 0, False
             status = self._kv.give_up(request)
             request.num_computed_tokens = request.num_cached_tokens = 0
             request.num_preemptions += 1
@@ -298,9 +304,9 @@ class QueueScheduler:
         if missing <= 0 and not num_slots:
             return True
         spare = self._starts.num_spare(head)  # of it, a block for each that leaves is not needed
-        chosen = self._blocks.choose(_unplanned(victims, plan), missing, num_slots, 1 if spare else 0)
+        chosen = self._blocks.choose(plan.unplanned(victims), missing, num_slots, 1 if spare else 0)
         if not chosen:
-            everybody = list(_unplanned(victims, plan))
+            everybody = list(plan.unplanned(victims))
             if len(everybody) == len(self._queues.running):
                 chosen = self._blocks.choose(everybody, missing - spare, num_slots)  # alone it needs none to spare
                 chosen = everybody if chosen else []
@@ -322,17 +328,19 @@ class QueueScheduler:
         request = part.request
         kept = verdict.token_ids if verdict and part.samples else ()
         num_sampled = 1 + part.num_drafts if part.samples else 0
+        num_rejected = part.num_drafts - num_equal(kept, request.draft_token_ids) if part.num_drafts else 0
         request.append_output(kept)
         request.num_pending_tokens -= num_sampled
         if part.num_drafts:
             request.draft_token_ids = []
         entry = self._queues.entry(request)
         if step >= entry.preempted_step:
-            num_rejected = min(num_sampled - len(kept), part.num_drafts)
             request.num_computed_tokens -= num_rejected
             self._commit(request, part.start, part.start + part.num_tokens - num_rejected)
             if part.num_drafts:  # it is settled again; the next step may be one without drafts
                 entry.limit = self._limit(request)
+            if len(kept) > num_sampled > 0:
+                self._force(entry)
         if verdict and verdict.finish_reason:
             request.stop_reason = verdict.stop_reason
             self._end(request, verdict.finish_reason)
@@ -340,6 +348,10 @@ class QueueScheduler:
             request.stop_reason = "the step brought no token for this request"
             self._end(request, FinishReason.ERROR)
         return request.is_finished
+
+    def _force(self, entry: Entry) -> None:
+        """The next step computes what a grammar has forced after the id that was sampled."""
+        entry.limit, entry.forced = 0, True
 
     def _commit(self, request: Request, start: int, end: int) -> None:
         """Positions [start, end) are written; the cache is told where a block became full with them."""
@@ -370,8 +382,3 @@ class QueueScheduler:
         self._starts.ended(request)
         self._no_room = None
         self._policy.left(request)
-
-
-def _unplanned(victims: Iterable[Request], plan: Plan) -> Iterator[Request]:
-    """Not a list: nearly always the first of them is enough. One that has given way to an earlier head has nothing to give."""
-    return (one for one in victims if one.status is RUNNING and one.request_id not in plan.planned_ids)

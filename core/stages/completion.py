@@ -61,7 +61,8 @@ class Completion(Protocol):
 
         Request output_token_ids do not hold the new ids yet. Order: EOS and stop_token_ids (not before min_tokens),
         then length (max_tokens, max_model_len), then repetition. A request in `sampled.errors` gets FinishReason.ERROR.
-        Neither argument is to be changed. When this raises, requests are judged one by one, each in a plan of its own.
+        EOS of a request with a grammar ends it in any case: nothing can follow. Neither argument is to be changed. When this
+        raises, requests are judged one by one, each in a plan of its own.
         """
         ...
 
@@ -106,7 +107,8 @@ class Standard:
             return Verdict(token_ids)  # nearly always
         for index, token_id in enumerate(token_ids):
             may_end = num_output + index >= params.min_tokens
-            if may_end and token_id in self._eos and not params.ignore_eos:
+            ends = params.grammar is not None or (may_end and not params.ignore_eos)  # nothing can follow in a grammar
+            if ends and token_id in self._eos:
                 return Verdict(token_ids[: index + 1], FinishReason.STOP)
             if may_end and token_id in params.stop_token_ids:
                 return Verdict(token_ids[: index + 1], FinishReason.STOP, token_id)

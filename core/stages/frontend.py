@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from core.metrics import Metrics
     from core.model.spec import ModelSpec
     from core.pipeline import PipelineDescription
+    from core.stages.reasoning_parser import ReasoningParser
     from core.stages.tool_parser import ToolParser
 
 MAX_TTL_S = 86_400.0
@@ -31,6 +32,7 @@ class GenerateRequest:
     params: SamplingParams
     max_tokens: int | None = None  # None: what is left of the context
     max_tokens_param: str = "max_tokens"  # the client's field, for error messages
+    grammar_param: str = "structured_outputs"  # likewise, of params.grammar
     stream: bool = False
     tenant: str = ""  # derived from the API key on the server side, never from the body
     priority: int = 0
@@ -132,6 +134,11 @@ class FrontHalf(Protocol):
     @property
     def tool_parser(self) -> ToolParser:
         """Guarded: its streams raise GenerationError, and `stream` RequestError once it is switched off."""
+        ...
+
+    @property
+    def reasoning_parser(self) -> ReasoningParser:
+        """Guarded: its streams raise GenerationError; once it is switched off, all text is content."""
         ...
 
     async def render(self, prompt: Prompt) -> RenderedPrompt:

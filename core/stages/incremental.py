@@ -82,7 +82,7 @@ class _Sequence:
         self._params = params
         self._interval = interval
         self._eos_token_ids = tokenizer.eos_token_ids
-        self._stream = tokenizer.stream(request.prompt_token_ids, params.skip_special_tokens)
+        self._stream = tokenizer.stream(request.prompt_token_ids, params.skip_special_tokens, params.shown_token_ids)
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output) if any(params.stop) else None
         self._num_tokens = 0
         self._undelivered_from = 0  # num_tokens at the last delta

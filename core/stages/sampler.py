@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from core.batch import SamplerOutput, SamplingMetadata
 from core.request import SamplingParams
+from core.stages.grammar import GrammarMask, NoGrammar
 from core.stages.logits_processor import LogitsChain, NoProcessors
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ SAMPLER_FIELDS = frozenset(
         "logit_bias",
         "allowed_token_ids",
         "bad_words",
+        "grammar",
     }
 )
 _SHAPE_OF_RANDOMNESS = frozenset({"temperature", "top_p", "top_k", "min_p"})
@@ -54,6 +56,7 @@ class SamplerContext:
     model: ModelSpec  # vocab_size (logits width), eos_token_ids, unusable_token_ids
     device: str = "cpu"
     processors: LogitsChain = field(default_factory=NoProcessors)  # run by samplers that provide "logits_processors"
+    grammar: GrammarMask = field(default_factory=NoGrammar)  # obeyed by samplers that provide "grammar"
 
 
 class Sampler(Protocol):

@@ -12,6 +12,10 @@ from core.errors import RequestError
 
 if TYPE_CHECKING:
     from core.model.spec import ModelSpec
+    from core.request import GrammarSpec
+
+AUTO, REQUIRED = "auto", "required"
+"""What `ToolParser.grammar` may be asked for beside the name of a tool: calls where the model wants them; at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class ToolStream(Protocol):
 class ToolParser(Protocol):
     """Config group `tool_parser`. Called on the event loop: must not block.
 
-    One that parses `provides` the word "tools"; beside another one, requests with tools are refused. After
+    One that parses `provides` the word "tools" (and "grammar"); beside another one, requests with tools are refused. After
     `plugins.quarantine_after` failures it is switched off, and they are refused, too.
 
     Example::
@@ -77,6 +81,7 @@ class ToolParser(Protocol):
         from collections.abc import Mapping, Sequence
         from typing import Any
 
+        from core.request import GrammarSpec
         from core.stages.tool_parser import ParsedText, ToolCallDelta, ToolParserContext
         from pydantic import BaseModel, ConfigDict
 
@@ -90,6 +95,13 @@ class ToolParser(Protocol):
 
             def stream(self, tools: Sequence[Mapping[str, Any]]) -> "JsonStream":
                 return JsonStream([tool["function"]["name"] for tool in tools])
+
+            def grammar(self, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> GrammarSpec | None:
+                return None  # it does not provide "grammar"
+
+            @property
+            def special_tokens(self) -> Sequence[str]:
+                return ()
 
 
         class JsonStream:
@@ -120,8 +132,24 @@ class ToolParser(Protocol):
     def stream(self, tools: Sequence[Mapping[str, Any]]) -> ToolStream:
         """A new stream for one choice of a request with these tools (OpenAI's shape, checked, never empty).
 
-        Raises RequestError (param `tools`) for tools that it cannot serve.
+        Raises RequestError (param `tools`) for tools that it cannot serve. A call of a tool that is none of these is content.
         """
+        ...
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> GrammarSpec | None:
+        """The language of an answer whose calls are whole, of these tools, and have arguments that their schemas accept
+        (`parameters`; any object where a tool has none). Its own streams find the calls in every text of it.
+
+        `choice`: "auto" (content, calls, or both), "required" (calls alone), or the name of the tool that is called.
+        `parallel`: several calls may follow each other; else there is one at most. None: it cannot say so in a grammar.
+        Optional (API 1.3), with the word `grammar`; without it `tool_choice` is `auto` or `none`, and no tool is strict.
+        """
+        ...
+
+    @property
+    def special_tokens(self) -> Sequence[str]:
+        """Markers that may be special tokens of a model. They are shown in the text of a request with tools, whatever its
+        `skip_special_tokens` says. Optional (API 1.3)."""
         ...
 
 
@@ -138,3 +166,10 @@ class NoTools:
         able = " or ".join(f"tool_parser={name}" for name in self._parsers)
         hint = f"serve with {able}" if able else "none is installed"
         raise RequestError(f"`tools` need a tool parser; {hint}.", param="tools", code="unsupported")
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> None:
+        return None
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return ()

@@ -11,6 +11,7 @@ import msgspec
 
 from core.errors import RequestError
 from core.request import SamplingParams
+from core.stages.grammar_conflicts import check_grammar_conflicts
 
 if TYPE_CHECKING:
     from core.model.spec import ModelSpec
@@ -54,6 +55,7 @@ def prepare_params(params: SamplingParams, model: ModelSpec, tokenizer: Tokenize
     allowed = _usable(params.allowed_token_ids, model, tokenizer)
     bad_words = tuple(ids for word in params.bad_words for ids in bad_word_token_ids(word, tokenizer))
     _check_something_is_left(allowed, bad_words, params, model)
+    check_grammar_conflicts(params, model, tokenizer)
     return msgspec.structs.replace(
         params,
         allowed_token_ids=allowed,
@@ -69,9 +71,10 @@ def _check_something_is_left(
     if params.min_tokens > 0:
         barred |= {*params.stop_token_ids, *(() if params.ignore_eos else model.eos_token_ids)}
     if allowed is not None:
-        if barred.issuperset(allowed):
+        banned = {token_id for token_id, value in params.logit_bias.items() if value <= -_MAX_BIAS}
+        if (barred | banned).issuperset(allowed):
             raise RequestError(
-                "allowed_token_ids: bad_words and min_tokens bar every one of them, so nothing could be sampled",
+                "allowed_token_ids: bad_words, min_tokens and logit_bias bar every one of them, so nothing could be sampled",
                 param="allowed_token_ids",
                 code="empty",
             )

@@ -151,6 +151,16 @@ class DetokenizerContract(Contract):
         assert [token_id for delta in deltas for token_id in delta.token_ids] == ids
         assert not deltas[-1].stop_matched and deltas[-1].stop_reason == stop_reason
 
+    def test_a_special_token_that_is_shown_is_text(self) -> None:
+        """`shown_token_ids` (API 1.3): markers that parsers read. Others stay hidden, and no end of a sequence has a text."""
+        tokenizer = byte_level_bpe()
+        shown, other = sorted(tokenizer.special_token_ids)[:2]
+        ids = [*tokenizer.encode("a"), shown, other, *tokenizer.encode("b")]
+        for at in (1, len(ids)):
+            detokenizer = self.make_detokenizer(tokenizer)
+            deltas = run(detokenizer, [ids[:at], ids[at:]], SamplingParams(shown_token_ids=(shown,)))
+            assert text_of(deltas) == f"a{tokenizer.token_text(shown)}b"
+
     def test_an_end_without_tokens_is_delivered(self) -> None:
         detokenizer = self.make_detokenizer(byte_level_bpe())
         detokenizer.start(EngineRequest(request_id="a", prompt_token_ids=[1], params=SamplingParams(), seed=0))

@@ -19,6 +19,7 @@ from core.errors import RequestError
 from core.isolation.faults import ComponentName
 from core.isolation.front import Guard
 from core.isolation.incidents import Incidents
+from core.isolation.reasoning import GuardedReasoningParser
 from core.isolation.tools import GuardedToolParser
 from core.model.spec import ModelFiles, ModelSpec
 from core.model.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ from core.outputs import (
 )
 from core.request import FinishReason, SamplingParams
 from core.stages.frontend import Deltas, GenerateRequest, Health, Load
+from core.stages.reasoning_parser import NoReasoning, ReasoningParser, ReasoningParserContext
 from core.stages.renderer import ChatPrompt, Prompt, RenderedPrompt, TextPrompt
 from core.stages.tool_parser import NoTools, ToolParser, ToolParserContext
 from core.testing.tokenizers import byte_level_bpe
@@ -142,6 +144,7 @@ class FakeFront:
     refuse: Exception | None = None  # raised at admission
     prefix_cache_resets: int = 0
     parser: ToolParser | None = None  # instead of `tool_parser: none`
+    splitter: ReasoningParser | None = None  # instead of `reasoning_parser: none`
     quarantine_after: int = 3
     block_timeout: float = 5.0
     reported: list[PluginIncident] = field(default_factory=list)  # of other components
@@ -176,6 +179,13 @@ class FakeFront:
         name = ComponentName("tool_parser", "fake", "fake, fake 1.0")
         guard = Guard(name, self._incidents, self.block_timeout, (RequestError,), self.quarantine_after)
         return GuardedToolParser(parser, guard)
+
+    @property
+    def reasoning_parser(self) -> GuardedReasoningParser:
+        parser = self.splitter or NoReasoning(NoReasoning.Settings(), ReasoningParserContext(self.model))
+        name = ComponentName("reasoning_parser", "fake", "fake, fake 1.0")
+        guard = Guard(name, self._incidents, self.block_timeout, quarantine_after=self.quarantine_after)
+        return GuardedReasoningParser(parser, guard)
 
     def incidents(self) -> tuple[PluginIncident, ...]:
         return (*self.reported, *self._incidents.latest())
@@ -321,7 +331,7 @@ class FakeAnswer:
         reason = FinishReason.LENGTH if len(ids) > limit else FinishReason.STOP
         stop = stop if reason is FinishReason.STOP else None
         ids = ids[:limit] or [next(iter(tokenizer.eos_token_ids))]
-        stream = tokenizer.stream(self._prompt_ids)
+        stream = tokenizer.stream(self._prompt_ids, params.skip_special_tokens, params.shown_token_ids)
         for position, token_id in enumerate(ids):
             piece = stream.push(token_id)
             last = position == len(ids) - 1

@@ -7,6 +7,7 @@ a function of what it read, so a wrong block, slot, hit or roll-back changes the
 from __future__ import annotations
 
 import copy
+import random
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -172,6 +173,21 @@ class FakeDrafts:
         return tuple(ids[request.num_tokens :])
 
 
+def forced_after(output: SchedulerOutput, sampled: SamplerOutput, rng: random.Random) -> SamplerOutput:
+    """What was sampled, and up to five ids after it that a grammar forces: those that the model would say itself."""
+    longer = dict(sampled.token_ids)
+    for part in output.scheduled:
+        request = part.request
+        if ids := longer.get(request.request_id):
+            known = [*request.prompt_token_ids, *request.output_token_ids, *ids]
+            for position in range(
+                request.num_output_tokens + len(ids), request.num_output_tokens + len(ids) + rng.randrange(6)
+            ):
+                known.append(next_token(request.seed, request.choice, position, np.array(known, dtype=np.int64)))
+            longer[request.request_id] = tuple(known[request.num_tokens :])
+    return SamplerOutput(token_ids=longer)
+
+
 def judge(output: SchedulerOutput, sampled: SamplerOutput) -> Mapping[str, Verdict]:
     """Stage 9 as far as schedulers see it: EOS and max_tokens."""
     verdicts = {}
@@ -220,6 +236,7 @@ class FakeEngine:
     failing: set[str] = field(default_factory=set)  # requests that the next result ends with an error
     windows: tuple[int | None, ...] = (None,)  # as the cache was told
     watcher: StepWatcher | None = None  # told of each step whose results are in
+    forces: random.Random | None = None  # how many ids a grammar forces after what is sampled; None: there is none
     _model: FakeModel = field(init=False)
     _builder: BatchBuilder = field(init=False)
     _queue: deque[tuple[Sequence[KVCopy], SchedulerOutput, ModelBatch]] = field(default_factory=deque)
@@ -286,7 +303,10 @@ class FakeEngine:
         while len(self._queue) > keep:
             copies, output, batch = self._queue.popleft()
             self._model.swap(copies)
-            verdicts = dict(judge(output, self._model.run(batch)))
+            sampled = self._model.run(batch)
+            if self.forces is not None:
+                sampled = forced_after(output, sampled, self.forces)
+            verdicts = dict(judge(output, sampled))
             failed = self.failing & {part.request.request_id for part in output.scheduled}
             verdicts |= {request_id: Verdict((), FinishReason.ERROR) for request_id in failed}
             self.failing -= failed

@@ -40,6 +40,10 @@ PROBE_S = 60.0
 MAX_SUMMARY = 120  # characters
 
 
+OPTIONAL = "Optional (API"
+"""In the docstring of a method that a component may leave out."""
+
+
 class PluginContract:
     plugin: ClassVar[str]
     overrides: ClassVar[tuple[str, ...]] = ()
@@ -158,7 +162,10 @@ class PluginContract:
             protocol = CONTRACTS[one.group].protocol
             module, _, name = protocol.partition(":")
             contract = vars(getattr(importlib.import_module(module), name))
-            wanted = [method for method, value in contract.items() if inspect.isfunction(value) and method[0] != "_"]
+            methods = {name: value for name, value in contract.items() if inspect.isfunction(value) and name[0] != "_"}
+            wanted = [
+                name for name, value in methods.items() if OPTIONAL not in " ".join((value.__doc__ or "").split())
+            ]
             missing = [method for method in wanted if not callable(getattr(cls, method, None))]
             assert not missing, f"{who}: {cls.__name__} has no method {missing[0]} ({protocol})"
 

@@ -23,13 +23,15 @@ from core.model.spec import ModelSpec
 from core.request import SamplingParams
 from core.stages.logits_processor import NoProcessors
 from core.stages.sampler import Sampler, SamplerContext
-from core.testing.contract import Contract
+from core.testing.sampler_grammar import SamplerGrammarChecks
 from core.testing.sampler_reference import ReferenceSampler, spec_of
-
-VOCAB = 301  # not a multiple of any block size
-EOS = frozenset({7, 11})
-UNUSABLE = frozenset({298, 299, 300})
-GREEDY = SamplingParams(temperature=0.0)
+from core.testing.sampler_rows import EOS as EOS
+from core.testing.sampler_rows import GREEDY as GREEDY
+from core.testing.sampler_rows import UNUSABLE as UNUSABLE
+from core.testing.sampler_rows import VOCAB as VOCAB
+from core.testing.sampler_rows import make_logits as make_logits
+from core.testing.sampler_rows import make_row as make_row
+from core.testing.sampler_rows import metadata_of as metadata_of
 
 SHAPES = {
     "temperature": SamplingParams(temperature=1.3),
@@ -47,27 +49,6 @@ EDITS = {
     "frequency_penalty": SamplingParams(temperature=0.0, frequency_penalty=1.5),
     "presence_penalty": SamplingParams(temperature=0.0, presence_penalty=2.0),
 }
-
-
-def make_logits(num_rows: int, vocab_size: int = VOCAB, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_rows, vocab_size, generator=generator) * 3.0
-
-
-def make_row(name: str, params: SamplingParams = GREEDY, **fields: object) -> SampledRow:
-    values: dict[str, object] = {
-        "seed": 1,
-        "choice": 0,
-        "position": 4,
-        "prompt_token_ids": [1, 2, 3, 200],
-        "output_token_ids": [5, 5, 9, 2],
-        **fields,
-    }
-    return SampledRow(request_id=name, params=params, **values)  # type: ignore[arg-type]
-
-
-def metadata_of(rows: Sequence[SampledRow], prompt_rows: Sequence[PromptRows] = ()) -> SamplingMetadata:
-    return SamplingMetadata(tuple(range(len(rows))), tuple(rows), tuple(prompt_rows))
 
 
 def assert_frequencies(counts: NDArray[np.int64], probabilities: NDArray[np.float64]) -> None:
@@ -104,7 +85,7 @@ class Boost(NoProcessors):
         self.forgotten += request_ids
 
 
-class SamplerContract(Contract):
+class SamplerContract(SamplerGrammarChecks):
     def make_sampler(self, model: ModelSpec) -> Sampler:
         sampler: Sampler = self.make(SamplerContext(model))
         return sampler

@@ -19,7 +19,11 @@ Row = NDArray[np.float32]
 Distribution = NDArray[np.float64]
 NEVER = np.float32("-inf")
 LOWEST_LOGPROB = -9999.0
-TOP_P_SLACK = 1e-6
+TOP_P_SLACK = MIN_P_SLACK = 1e-6
+CHECKED_TOP_P = 0.5
+"""With top-p alone, this large or larger, a row's token is the first of `NUM_CHECKED` draws from the whole that lies in the
+nucleus; where none does, it is drawn from the nucleus."""
+NUM_CHECKED = 4
 
 
 def spec_of(vocab_size: int, eos: frozenset[int] = frozenset(), unusable: frozenset[int] = frozenset()) -> ModelSpec:
@@ -36,9 +40,9 @@ def spec_of(vocab_size: int, eos: frozenset[int] = frozenset(), unusable: frozen
 
 
 class ReferenceSampler:
-    """`uniform` gives the number in (0, 1) of (seed, choice, position); a sampler under test brings its own."""
+    """`uniform` gives the number in (0, 1) of (seed, choice, position, attempt); a sampler under test brings its own."""
 
-    def __init__(self, model: ModelSpec, uniform: Callable[[int, int, int], float] = lambda *_: 0.5):
+    def __init__(self, model: ModelSpec, uniform: Callable[[int, int, int, int], float] = lambda *_: 0.5):
         self._model = model
         self._uniform = uniform
 
@@ -90,7 +94,7 @@ class ReferenceSampler:
         p = row.params
         ranked = values[order].astype(np.float64)
         weights = np.exp((ranked - ranked[0]) / p.temperature)
-        weights[weights < p.min_p * weights[0]] = 0.0
+        weights[weights < p.min_p * (1.0 - MIN_P_SLACK) * weights[0]] = 0.0
         if p.top_k > 0:
             weights[p.top_k :] = 0.0
         if p.top_p < 1.0:
@@ -107,19 +111,35 @@ class ReferenceSampler:
     def acceptable(self, logits: Row, row: SampledRow, tolerance: float = 5e-6) -> set[int]:
         """Ids that a draw may give when its sums are off by `tolerance`; one id where no border is near.
 
-        Inverse distribution function, best token first where min-p, top-k or top-p is on, else in order of ids.
+        Inverse distribution function in order of ids, over what min-p, top-k and top-p leave.
         """
-        found = set()
-        uniform = self._uniform(row.seed, row.choice, row.position)
-        values = self.edited(logits, row)
-        order = _best_first(values) if self._is_truncated(row) else np.arange(len(values))
-        for shift in {0.0, -tolerance, tolerance}:
-            probabilities = self.distribution(logits, row, shift)[order]
-            upper = probabilities.cumsum()
-            lower = upper - probabilities
-            near = (probabilities > 0) & (lower <= uniform + tolerance) & (upper > uniform - tolerance)
-            found |= set(order[near].tolist()) if near.any() else {int(order[np.flatnonzero(probabilities)[-1]])}
-        return found
+        shifts = (0.0, -tolerance, tolerance)
+        kept = [self.distribution(logits, row, shift) for shift in shifts]
+        checked = NUM_CHECKED if self._is_checked(row) else 0
+        found: set[int] = set()
+        for attempt in range(checked):
+            near = self._near(self._whole(logits, row), self._number(row, attempt), tolerance)
+            found |= {i for i in near if any(probabilities[i] > 0 for probabilities in kept)}
+            if all(probabilities[i] > 0 for i in near for probabilities in kept):
+                return found
+        number = self._number(row, checked)
+        return found.union(*(self._near(probabilities, number, tolerance) for probabilities in kept))
+
+    def _near(self, probabilities: Distribution, number: float, tolerance: float) -> set[int]:
+        upper = probabilities.cumsum()
+        lower = upper - probabilities
+        near = (probabilities > 0) & (lower <= number + tolerance) & (upper > number - tolerance)
+        return set(np.flatnonzero(near).tolist()) or {int(np.flatnonzero(probabilities)[-1])}
+
+    def _number(self, row: SampledRow, attempt: int) -> float:
+        return self._uniform(row.seed, row.choice, row.position, attempt)
+
+    def _whole(self, logits: Row, row: SampledRow) -> Distribution:
+        """By temperature alone."""
+        values = self.edited(logits, row).astype(np.float64)
+        weights = np.exp((values - values.max()) / row.params.temperature)
+        whole: Distribution = weights / weights.sum()
+        return whole
 
     def logprobs(self, logits: Row, token_id: int, num_top: int) -> TokenLogprobs:
         """Of the model's own distribution, before any parameter; ranks and alternatives among usable ids."""
@@ -136,9 +156,10 @@ class ReferenceSampler:
         values[sorted(self._model.unusable_token_ids)] = NEVER
         return values
 
-    def _is_truncated(self, row: SampledRow) -> bool:
+    def _is_checked(self, row: SampledRow) -> bool:
         p = row.params
-        return 0 < p.top_k < self._model.vocab_size or p.top_p < 1.0 or p.min_p > 0.0
+        alone = p.min_p == 0.0 and not 0 < p.top_k < self._model.vocab_size
+        return not p.greedy and alone and CHECKED_TOP_P <= p.top_p < 1.0
 
     def _mask(self, values: Row, row: SampledRow) -> None:
         p = row.params

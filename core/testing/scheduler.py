@@ -80,6 +80,25 @@ class SchedulerContract(SchedulerChecks):
         engine.drain()
         self.assert_complete(engine, requests)
 
+    @pytest.mark.parametrize("num_blocks", [9, 13, 60])
+    @pytest.mark.parametrize("decode", [None, FakeDrafts(3, 1)], ids=["plain", "drafts"])
+    def test_ids_that_a_grammar_forces_are_computed_in_the_next_step(
+        self, num_blocks: int, decode: FakeDrafts | None
+    ) -> None:
+        """A verdict keeps more ids than were sampled: the others are known, and not yet computed."""
+        self.needs("jump_forward")
+        if decode is not None:
+            self.needs("drafts")
+        limits = Limits(max_num_scheduled_tokens=12) if num_blocks == 13 else None  # a step has room for few of them
+        engine = self.make_engine(num_blocks, limits, decode=decode)
+        engine.forces = random.Random(num_blocks)
+        requests = self.random_requests(random.Random(5), 20)
+        engine.add(*requests)
+        engine.drain()
+        self.assert_complete(engine, requests)
+        num_tokens = sum(request.num_output_tokens for request in requests)
+        assert num_blocks < 60 or engine.num_steps < num_tokens / 2, "forced ids took steps of their own"
+
     @OVERLAP
     @pytest.mark.parametrize("seed", range(4))
     def test_abort_at_any_time(self, seed: int, num_in_flight: int) -> None:

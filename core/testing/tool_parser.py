@@ -6,7 +6,7 @@
         examples = {'<call>{"city": "Oslo"}</call>': [("weather", {"city": "Oslo"})]}  # text -> its calls
 
 Without examples the texts here, in formats that models write, are all that is tried: what a parser takes for no call must
-come out as content, whole.
+come out as content, whole. Where hypothesis is installed, it looks for texts and cuts of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import pytest
 
 from core.errors import RequestError
+from core.request import GRAMMAR_KINDS, GrammarSpec
 from core.stages.tool_parser import ParsedText, ToolCallDelta, ToolParser, ToolParserContext
 from core.testing.contract import Contract
 from core.testing.engines import fake_spec
@@ -34,6 +35,7 @@ def _tool(name: str, **properties: str) -> dict[str, Any]:
 
 
 TOOLS = (_tool("weather", city="string", days="integer"), _tool("search", query="string"), _tool("now"))
+OTHER_TOOLS = (_tool("other", city="string"),)
 ARGUMENTS = {"city": 'São "Oslo" \\ {}', "days": 3}
 _JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
 CALLS = (
@@ -47,6 +49,9 @@ CALLS = (
     f'TOOL {{"name": "weather", "arguments": {_JSON}}}\n',
     f"```json\n{_JSON}\n```",
     '[weather(city="Oslo", days=3)]',
+    '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo", "days": 3}<|call|>',
+    "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n"
+    "</tool_call>",
 )
 """One call each, as models of several families write it."""
 
@@ -72,6 +77,16 @@ _PIECES = (
     "<tool_call>",
     "</tool_call>",
     "[TOOL_CALLS]",
+    "<|channel|>",
+    "<|message|>",
+    "<function=weather>",
+    "<parameter=city>",
+    "</parameter>",
+    "</function>",
+    "weather(",
+    "city=",
+    ")",
+    ";",
     '"',
     "\\",
     "}",
@@ -169,6 +184,43 @@ class ToolParserContract(Contract):
             for pieces in (list(text), chunks(text, rng), [text[:1], text[1:]], [text[:-1], text[-1:]]):
                 told = self.tell(parser, pieces)
                 assert told == whole, f"{text!r} in the pieces {pieces} gives {told}, at once {whole}"
+
+    def test_no_text_and_no_cut_is_too_odd(self, parser: ToolParser) -> None:
+        """Texts and cuts that hypothesis finds."""
+        hypothesis = pytest.importorskip("hypothesis")
+        strategies = pytest.importorskip("hypothesis.strategies")
+        pieces = strategies.sampled_from((*_PIECES, *self.examples)) | strategies.text(max_size=3)
+        texts = strategies.lists(pieces, max_size=6).map("".join)
+
+        def check(text: str, rng: random.Random) -> None:
+            whole = self.tell(parser, [text])
+            assert self.tell(parser, chunks(text, rng)) == whole
+            assert self.tell(parser, list(text)) == whole
+            assert whole.calls or whole.content == text, f"of {text!r} {whole.content!r} is left, and no call"
+
+        limits = hypothesis.settings(max_examples=80, deadline=None, derandomize=True, database=None)
+        limits(hypothesis.given(texts, strategies.randoms(use_true_random=False))(check))()
+
+    def test_a_call_of_another_tool_is_content(self, parser: ToolParser) -> None:
+        for text in (*CALLS, *self.examples):
+            for pieces in ([text], list(text)):
+                stream, told = parser.stream(OTHER_TOOLS), Told()
+                for piece in pieces:
+                    told.add(stream.push(piece))
+                told.add(stream.finish())
+                assert (told.content, told.calls) == (text, {}), f"{text!r} calls no tool of the request"
+
+    @pytest.mark.parametrize("choice", ["auto", "required", "weather"])
+    @pytest.mark.parametrize("parallel", [True, False])
+    def test_a_grammar_is_one_of_these_tools(self, choice: str, parallel: bool) -> None:
+        self.needs("grammar")
+        tools = copy.deepcopy(list(TOOLS))
+        spec = self.make_parser().grammar(tools, choice, parallel)
+        assert tools == list(TOOLS), "it changed the tools that it was given"
+        if spec is not None:
+            assert type(spec) is GrammarSpec and spec.kind in GRAMMAR_KINDS and spec.source
+            assert "weather" in spec.source and not spec.artifact
+            assert ("search" in spec.source) == (choice != "weather"), "another tool than the one that is asked for"
 
     @pytest.mark.parametrize("seed", range(4))
     def test_no_text_is_too_odd(self, parser: ToolParser, seed: int) -> None:

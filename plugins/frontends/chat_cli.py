@@ -31,7 +31,10 @@ HELP = """/system TEXT      set the system message (empty: none); starts the cha
 /help             this list
 /exit             leave (or Ctrl-D)"""
 
-NOT_SET = ("n", "logprobs", "logits_processors")  # two that are refused, and one that a line cannot hold
+NOT_SET = (  # two that are refused, and those that a line cannot hold
+    *("n", "logprobs", "logits_processors", "logit_bias", "allowed_token_ids", "bad_words", "repetition_detection"),
+    "structured_outputs",
+)
 SETTABLE = tuple(name for name in SamplingFields.model_fields if name not in NOT_SET)
 CLEARED: dict[str, Any] = {"stop": (), "stop_token_ids": ()}  # what null means where a field cannot be null
 
@@ -122,7 +125,14 @@ class ChatCli:
         system = [{"role": "system", "content": self._system}] if self._system else []
         prompt = ChatPrompt([*system, *self._messages])
         params = self._fields.params()
-        request = GenerateRequest(f"chat-{self._turn}", prompt, params, max_tokens=self._max_tokens(), stream=True)
+        request = GenerateRequest(
+            f"chat-{self._turn}",
+            prompt,
+            params,
+            max_tokens=self._max_tokens(),
+            grammar_param=self._fields.grammar_param,
+            stream=True,
+        )
         async with aclosing(self._front.generate(request)) as outputs:
             async for output in outputs:
                 for choice in output.outputs:

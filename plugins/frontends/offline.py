@@ -164,6 +164,7 @@ class Offline:
             line.as_prompt(self._settings.chat),
             line.params(),
             max_tokens=line.max_tokens,
+            grammar_param=line.grammar_param,
             priority=line.priority,
             ttl=line.ttl,
         )

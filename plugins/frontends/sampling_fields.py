@@ -1,12 +1,30 @@
-"""Sampling fields that the terminal frontends offer, with their bounds, and the SamplingParams they make."""
+"""Sampling fields that `generate` and the terminal chat offer, with their bounds, and the SamplingParams they make."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from core.request import SamplingParams
+from core.errors import RequestError
+from core.request import RepetitionDetection, SamplingParams
+from plugins.frontends.structured_outputs import Asked, StructuredOutputs, asked_for, wanted_by
+
+
+class Repetition(BaseModel):
+    """As `core.request.RepetitionDetection`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    max_pattern_size: int = Field(ge=1, le=1024)
+    min_pattern_size: int = Field(default=1, ge=1, le=1024)
+    min_count: int = Field(default=3, ge=2, le=1024)
+
+    @field_validator("min_pattern_size")
+    @classmethod
+    def _not_larger(cls, value: int, info: ValidationInfo) -> int:
+        if value > info.data.get("max_pattern_size", value):
+            raise ValueError("is larger than max_pattern_size")
+        return value
 
 
 class SamplingFields(BaseModel):
@@ -29,13 +47,50 @@ class SamplingFields(BaseModel):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = Field(default=None, ge=0, le=20)
+    logit_bias: dict[int, float] = Field(default_factory=dict, description="by token id, from -100 to 100")
+    allowed_token_ids: tuple[int, ...] | None = Field(default=None, min_length=1)
+    bad_words: tuple[str, ...] = ()
+    repetition_detection: Repetition | None = None
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None,
+        description="what the text must be: {json: {type: object}}, {regex: '[0-9]+'}, {choice: [yes, no]} …",
+    )
     logits_processors: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="what a request sends to logits processors, by name: {dry: {multiplier: 0.8}}"
     )
+
+    @field_validator("structured_outputs")
+    @classmethod
+    def _one_grammar(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        _asked(value)
+        return value
 
     def params(self) -> SamplingParams:
         values: dict[str, Any] = {name: getattr(self, name) for name in SamplingFields.model_fields}
         values["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
         values.pop("max_tokens")  # admission resolves it from GenerateRequest.max_tokens
         values["extra"] = values.pop("logits_processors")
+        asked = _asked(values.pop("structured_outputs"))
+        values["grammar"] = asked.spec if asked is not None else None
+        if self.repetition_detection is not None:
+            values["repetition_detection"] = RepetitionDetection(**self.repetition_detection.model_dump())
         return SamplingParams(**values)
+
+    @property
+    def grammar_param(self) -> str:
+        """Where the grammar came from, for error messages."""
+        asked = _asked(self.structured_outputs)
+        return asked.param if asked is not None else ""
+
+
+def _asked(value: dict[str, Any] | None) -> Asked | None:
+    """Raises ValueError for what names no grammar, or two."""
+    try:
+        outputs = StructuredOutputs.model_validate(value or {})
+        return asked_for(wanted_by(outputs), outputs)
+    except RequestError as error:
+        raise ValueError(error.message) from None
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(map(str, ("structured_outputs", *found["loc"])))
+        raise ValueError(f"{path}: {found['msg']}") from None

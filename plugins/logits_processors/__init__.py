@@ -36,3 +36,27 @@ def provide_logits_processors() -> Iterable[Component]:
         params="plugins.logits_processors.settings:WatermarkParams",
         requires=("sampler.logits_processors", "executor.history"),
     )
+    yield Component(
+        "xtc",
+        "plugins.logits_processors.xtc:Xtc",
+        "now and then the likeliest tokens are left out",
+        settings="plugins.logits_processors.settings:XtcSettings",
+        params="plugins.logits_processors.settings:XtcParams",
+        requires=("sampler.logits_processors",),
+    )
+    yield Component(
+        "typical",
+        "plugins.logits_processors.typical:Typical",
+        "only tokens about as surprising as is to be expected",
+        settings="plugins.logits_processors.settings:TypicalSettings",
+        params="plugins.logits_processors.settings:TypicalParams",
+        requires=("sampler.logits_processors",),
+    )
+    yield Component(
+        "mirostat",
+        "plugins.logits_processors.mirostat:Mirostat",
+        "the surprise of tokens is held at a target",
+        settings="plugins.logits_processors.settings:MirostatSettings",
+        params="plugins.logits_processors.settings:MirostatParams",
+        requires=("sampler.logits_processors", "executor.history", "executor.state"),
+    )

@@ -59,3 +59,43 @@ class WatermarkSettings(_Frozen):
 
 class WatermarkParams(_Frozen):
     """A request asks with `{"logits_processors": {"watermark": {}}}`; strength and key are the operator's."""
+
+
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Mass = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Bits = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
+
+
+class XtcSettings(_Frozen):
+    """What counts where a request says nothing else; likewise below."""
+
+    always: bool = Field(default=False, description="for every request, not only for those that send parameters")
+    probability: Share = Field(default=0.5, description="of leaving tokens out, at each position; 0: never")
+    threshold: Share = Field(default=0.1, description="how likely tokens must be; above 0.5 nothing changes")
+
+
+class XtcParams(_Frozen):
+    """A request's own. What is left out is the operator's; likewise below."""
+
+    probability: Share | None = None
+    threshold: Share | None = None
+
+
+class TypicalSettings(_Frozen):
+    always: bool = Field(default=False, description="for every request, not only for those that send parameters")
+    mass: Mass = Field(default=0.9, description="how likely the tokens that stay are together; 1: all stay")
+
+
+class TypicalParams(_Frozen):
+    mass: Mass | None = None
+
+
+class MirostatSettings(_Frozen):
+    always: bool = Field(default=False, description="for every request, not only for those that send parameters")
+    tau: Bits = Field(default=5.0, description="the surprise that is aimed at, in bits per token")
+    eta: Share = Field(default=0.1, description="how far one token moves the bound; 0: it stays at twice `tau`")
+
+
+class MirostatParams(_Frozen):
+    tau: Bits | None = None
+    eta: Share | None = None

@@ -26,5 +26,5 @@ def provide_samplers() -> Iterable[Component]:
         "plugins.samplers.greedy:Greedy",
         "the most probable token, nothing else",
         settings="plugins.samplers.settings:GreedySettings",
-        provides=("drafts", "logits_processors"),
+        provides=("grammar", "drafts", "logits_processors"),
     )

@@ -23,16 +23,20 @@ class After(StrEnum):
 
     MODEL = "at this position"
     PROCESSORS = "after the logits processors"
+    GRAMMAR = "where the grammar stands"
     MASKS = "with these sampling parameters"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     after: After
-    peak: float  # the row's largest logit: NaN, +inf or -inf
+    peak: float = float("-inf")  # the row's largest logit: NaN, +inf or -inf
+    told: str = ""  # by what edited the row: the reason as it is
 
     @property
     def reason(self) -> str:
+        if self.told:
+            return self.told
         if self.peak == float("-inf"):
             return f"no token can be sampled {self.after}: every logit is -inf (masked)"
         whose = "the" if self.after is After.PROCESSORS else "the model's"
@@ -59,6 +63,10 @@ class BadRows(Collection[int]):
             if only is None or row in only:
                 self._found.setdefault(row, Finding(after, peak))
 
+    def add_told(self, reasons: Mapping[int, str], after: After) -> None:
+        for row, reason in reasons.items():
+            self._found.setdefault(row, Finding(after, told=reason))
+
     def errors(self, kept: AcceptedRows, rows: Sequence[SampledRow], chain: LogitsChain) -> dict[str, str]:
         """By request id. A row matters only where acceptance reaches it, so nobody is blamed before."""
         errors = {}
@@ -71,10 +79,11 @@ class BadRows(Collection[int]):
 
 def bad_peaks(peaks: torch.Tensor) -> dict[int, float]:
     """Rows whose largest logit is not a finite number, with it. `peaks` [S]; NaN anywhere in a row makes its peak NaN."""
-    finite = torch.isfinite(peaks)
-    if bool(finite.all()):
+    values = peaks.cpu().numpy()
+    finite = np.isfinite(values)
+    if finite.all():
         return {}
-    return {row: float(peaks[row]) for row in torch.nonzero(~finite).flatten().tolist()}
+    return {int(row): float(values[row]) for row in np.flatnonzero(~finite)}
 
 
 def bad_among(logits: torch.Tensor, indices: Sequence[int]) -> dict[int, float]:

@@ -11,7 +11,7 @@ from core.stages.sampler import SamplerContext
 from plugins.samplers.bad_rows import After, BadRows, bad_among, bad_peaks
 from plugins.samplers.candidates import block_maxima, first_maximum
 from plugins.samplers.settings import GreedySettings
-from plugins.samplers.verify import NO_TOKEN, blank_index, keep_accepted, mask_blank, sampled_logits
+from plugins.samplers.verify import NO_TOKEN, blank_index, keep_accepted, mask_blank, sampled_logits, with_following
 
 
 class Greedy:
@@ -27,6 +27,7 @@ class Greedy:
     def __init__(self, settings: GreedySettings, context: SamplerContext):
         self._blank = blank_index(context.model.unusable_token_ids, context.model.vocab_size, context.device)
         self._processors = context.processors
+        self._grammar = context.grammar
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
@@ -40,8 +41,15 @@ class Greedy:
             bad.add(bad_among(rows, touched), After.MODEL)
             self._processors.apply(rows, metadata.rows)
             mask_blank(rows, self._blank)
+        constrained = self._grammar.touches(metadata.rows)
+        if constrained:
+            found = bad_among(rows, constrained)
+            bad.add(found, After.PROCESSORS, only=touched)
+            bad.add(found, After.MODEL)
+            bad.add_told(self._grammar.apply(rows, metadata.rows), After.GRAMMAR)
         maxima = block_maxima(rows)
         peaks = bad_peaks(maxima.amax(-1))
+        bad.add(peaks, After.GRAMMAR, only=constrained)
         bad.add(peaks, After.PROCESSORS, only=touched)
         bad.add(peaks, After.MODEL)
         token_ids = first_maximum(rows, maxima).tolist()
@@ -49,6 +57,8 @@ class Greedy:
             token_ids[row] = NO_TOKEN
         kept = keep_accepted(metadata.rows, token_ids, bad)
         chosen = {request_id: tuple(token_ids[row] for row in rows) for request_id, rows in kept.rows.items()}
+        if constrained:
+            chosen = with_following(chosen, kept, metadata.rows, self._grammar)
         return SamplerOutput(chosen, errors=bad.errors(kept, metadata.rows, self._processors))
 
     def forget(self, request_ids: Sequence[str]) -> None:

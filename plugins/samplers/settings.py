@@ -13,4 +13,4 @@ class StandardSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     chunk_mib: int = Field(default=8, ge=1, le=4096)  # bound of one [rows, V] float32 temporary; near the caches
-    first_candidates: int = Field(default=256, ge=1, le=65536)  # tried first for top_p and min_p without top_k
+    first_candidates: int = Field(default=256, ge=1, le=65536)  # tried first for a top_p under 0.5 alone

@@ -15,9 +15,9 @@ from plugins.samplers.candidates import block_maxima
 from plugins.samplers.columns import Columns, build_columns
 from plugins.samplers.logprobs import BAD_LOGITS, Logprobs, Target
 from plugins.samplers.penalties import Penalties, has_penalties
-from plugins.samplers.selection import select_tokens
+from plugins.samplers.selection import Selection
 from plugins.samplers.settings import StandardSettings
-from plugins.samplers.verify import AcceptedRows, blank_index, keep_accepted, mask_blank, sampled_logits
+from plugins.samplers.verify import AcceptedRows, blank_index, keep_accepted, mask_blank, sampled_logits, with_following
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Standard:
     """One step, in this order (R7.1), each part only for the rows that ask for it:
 
     1. logits as float32; padding rows of the vocabulary masked; log-probabilities are of the logits before this;
-    2. logits processors;
+    2. logits processors, then what the grammar of a request bars;
     3. allowed token ids, logit bias, bad words;
     4. penalties: repetition over prompt and output, frequency and presence over the output;
     5. greedy rows: argmax, the lowest id among equals;
-    6. random rows: temperature, then min-p, top-k and top-p, then one draw by (seed, choice, position);
+    6. random rows: temperature, then min-p, top-k and top-p, then a draw by (seed, choice, position) in order of ids;
     7. drafts are accepted while they equal what was drawn; log-probabilities of the tokens that count.
 
     A row's result is bitwise the same in any batch. A row without a finite largest logit becomes an error of its
@@ -48,20 +48,22 @@ class Standard:
 
     def __init__(self, settings: StandardSettings, context: SamplerContext):
         model = context.model
-        self._first_candidates = settings.first_candidates
         self._chunk_floats = settings.chunk_mib * 2**18
         self._device = context.device
         self._vocab_size = model.vocab_size
         self._processors = context.processors
+        self._grammar = context.grammar
         self._blank = blank_index(model.unusable_token_ids, model.vocab_size, context.device)
         self._logprobs = Logprobs(model.unusable_token_ids, self._blank, self._chunk_floats)
+        self._selection = Selection(settings.first_candidates, self._chunk_floats, context.device)
         self._penalties = Penalties(model.vocab_size)
         self._columns: Columns | None = None
 
     @staticmethod
     def needs_history(params: SamplingParams) -> bool:
         """Whether a draw depends on the ids before it, so that overlapped steps would change the result."""
-        return has_penalties(params) or any(len(word) > 1 for word in params.bad_words_token_ids)
+        phrases = any(len(word) > 1 for word in params.bad_words_token_ids)
+        return phrases or has_penalties(params) or params.grammar is not None
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
@@ -83,23 +85,27 @@ class Standard:
         rows = sampled_logits(logits, metadata.sampled_rows)
         columns = self._columns_of(metadata.rows)
         touched = self._processors.touches(metadata.rows)
-        raw = self._raw_rows(rows, columns, touched)
-        bad = self._edit(rows, metadata.rows, columns, touched)
+        constrained = self._grammar.touches(metadata.rows)
+        raw = self._raw_rows(rows, columns, (*touched, *constrained))
+        bad = self._edit(rows, metadata.rows, columns, touched, constrained)
         maxima = block_maxima(rows)
         peaks = bad_peaks(maxima.amax(-1))
+        bad.add(peaks, After.GRAMMAR, only=set(constrained).difference(columns.edited))
         bad.add(peaks, After.PROCESSORS, only=set(touched).difference(columns.edited))
         bad.add(peaks, After.MASKS)
-        drawn = select_tokens(rows, maxima, metadata.rows, columns, bad, self._chunk_floats)
+        drawn = self._selection.select(rows, maxima, metadata.rows, columns, bad)
         kept = keep_accepted(metadata.rows, drawn, bad)
         token_ids = {name: tuple(drawn[row] for row in part) for name, part in kept.rows.items()}
         logprobs, errors = self._sampled_logprobs(raw, columns, kept, drawn)
+        if constrained:
+            token_ids = with_following(token_ids, kept, metadata.rows, self._grammar)
         return SamplerOutput(
             token_ids, logprobs, errors={**bad.errors(kept, metadata.rows, self._processors), **errors}
         )
 
     def _columns_of(self, rows: Sequence[SampledRow]) -> Columns:
         if self._columns is None or not self._columns.fits(rows):
-            self._columns = build_columns(rows, self._vocab_size, self._first_candidates, self._device)
+            self._columns = build_columns(rows, self._vocab_size, self._device)
         return self._columns
 
     def _raw_rows(self, rows: torch.Tensor, columns: Columns, touched: Sequence[int]) -> RawRows:
@@ -111,16 +117,25 @@ class Standard:
         return RawRows(rows[index], {row: at for at, row in enumerate(wanted)})
 
     def _edit(
-        self, logits: torch.Tensor, rows: Sequence[SampledRow], columns: Columns, touched: Sequence[int]
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[SampledRow],
+        columns: Columns,
+        touched: Sequence[int],
+        constrained: Sequence[int],
     ) -> BadRows:
-        """Processors, masks and penalties in place. Bad logits are looked for first, where a mask cannot hide them."""
+        """Processors, grammars, masks and penalties in place. Bad logits are looked for first, where a mask cannot hide them."""
         mask_blank(logits, self._blank)
         bad = BadRows()
-        bad.add(bad_among(logits, sorted({*columns.edited, *touched})), After.MODEL)
+        bad.add(bad_among(logits, sorted({*columns.edited, *touched, *constrained})), After.MODEL)
         if touched:
             self._processors.apply(logits, rows)
             mask_blank(logits, self._blank)
-            bad.add(bad_among(logits, sorted({*touched}.intersection(columns.edited))), After.PROCESSORS)
+            edited = {*touched}.intersection((*columns.edited, *constrained))
+            bad.add(bad_among(logits, sorted(edited)), After.PROCESSORS)
+        if constrained:
+            bad.add_told(self._grammar.apply(logits, rows), After.GRAMMAR)
+            bad.add(bad_among(logits, sorted({*constrained}.intersection(columns.edited))), After.GRAMMAR)
         columns.masks.apply(logits, rows)
         if columns.penalised:
             self._penalties.apply(logits, rows, columns.penalised)

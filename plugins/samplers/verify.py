@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from core.batch import SampledRow
+from core.stages.grammar import GrammarMask
 
 NO_TOKEN = -1  # id of a bad row: equals no draft, so acceptance ends there
 
@@ -68,3 +69,15 @@ def keep_accepted(rows: Sequence[SampledRow], token_ids: Sequence[int], bad: Col
     return AcceptedRows(
         {request_id: indices for request_id, indices in kept.items() if request_id not in failed}, failed
     )
+
+
+def with_following(
+    chosen: Mapping[str, tuple[int, ...]], kept: AcceptedRows, rows: Sequence[SampledRow], grammar: GrammarMask
+) -> dict[str, tuple[int, ...]]:
+    """The ids drawn for each request, and those that its grammar forces after them."""
+    return {
+        request_id: ids
+        if (row := rows[kept.rows[request_id][0]]).params.grammar is None
+        else grammar.following(row, ids)
+        for request_id, ids in chosen.items()
+    }

@@ -20,10 +20,12 @@ _SCHEDULERS = (
 )
 """Name, module and class here, summary."""
 
-_WORDS = {"srtf": ("drafts", "predictor"), "priority": ("drafts", "priority")}
+_WORDS = {"srtf": ("predictor",), "priority": ("priority",)}
 
 
 @hookimpl
 def provide_schedulers() -> Iterable[Component]:
     for name, target, summary in _SCHEDULERS:
-        yield Component(name, f"plugins.schedulers.{target}", summary, provides=_WORDS.get(name, ("drafts",)))
+        yield Component(
+            name, f"plugins.schedulers.{target}", summary, provides=("drafts", "jump_forward", *_WORDS.get(name, ()))
+        )

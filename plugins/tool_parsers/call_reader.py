@@ -1,26 +1,16 @@
-"""One call, `{"name": …, "arguments": {…}}`, read character by character: strict JSON, in time linear in the text.
-
-Nothing is evaluated and nothing is matched backwards: a generator stands at one place of the grammar and takes the next
-character or refuses it.
-"""
+"""One call, piece by piece: what every reader of a call says of it, and the readers of calls with JSON arguments."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Generator
+from collections.abc import Collection, Generator
+from dataclasses import dataclass
+from typing import Protocol
 
-WHITE_SPACE = " \t\n\r"
-MAX_DEPTH = 128
+from plugins.tool_parsers.json_reader import WHITE_SPACE, JsonReader
+
 MAX_KEY_CHARS = 16  # of the call's own keys
 MAX_NAME_CHARS = 256
-MAX_NUMBER_CHARS = 1024
-
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_NUMBER_CHARS = frozenset("+-.0123456789eE")
-_LITERALS = {"t": "rue", "f": "alse", "n": "ull"}
-_ESCAPES = frozenset('"\\/bfnrtu')
-_HEX = frozenset("0123456789abcdefABCDEF")
 
 Scan = Generator[None, str, None]
 Ahead = Generator[None, str, str]  # returns the first character after what it read
@@ -30,190 +20,229 @@ class NotACallError(ValueError):
     """The character does not go on with a call."""
 
 
-class CallReader:
-    """`feed` it until it is `done` or `failed`; then `name` and `arguments` are what they are.
+class Reader(Protocol):
+    """One call. `feed` it until it is `done` or has `failed`.
 
-    `certain`: a value in the arguments has begun (or they are empty), so that they may be told. Before that, what is wrong
-    can still become content as a whole.
+    `certain`: a value in its arguments has begun (or they are empty), so that it may be told once it has a name. Before that,
+    what is wrong can still become content as a whole.
     """
 
-    def __init__(self) -> None:
-        self.name: str | None = None
-        self.certain = False
-        self.done = False
-        self.failed = False
-        self._text: list[str] = []
-        self._start: int | None = None  # of the arguments in the text
-        self._end: int | None = None
-        self._told = 0  # characters of the arguments
-        self._scan = self._call()
-        next(self._scan)
+    name: str | None  # of a known tool
+    call_id: str | None
+    done: bool
+    failed: bool
 
-    def feed(self, text: str, at: int) -> int:
-        """Read on from `text[at]`. The index of the first character that is not part of the call, or the length."""
-        send, take = self._scan.send, self._text.append
-        for index in range(at, len(text)):
-            char = text[index]
-            try:
-                send(char)
-            except StopIteration:
-                take(char)
-                self.done = True
-                return index + 1
-            except NotACallError:
-                self.failed = True
-                return index
-            take(char)
-        return len(text)
+    @property
+    def certain(self) -> bool: ...
 
     @property
     def text(self) -> str:
         """All that was read."""
+        ...
+
+    def feed(self, text: str, at: int) -> int:
+        """Read on from `text[at]`. The index of the first character that is not part of the call, or the length."""
+        ...
+
+    def new_arguments(self) -> str:
+        """JSON text of the arguments that came since the last call of this; "{}" for a call that is done and has none."""
+        ...
+
+    def after_arguments(self) -> str:
+        """What was read after the arguments that were told."""
+        ...
+
+
+class ValueReader(Protocol):
+    """Arguments, or a part of them. `feed` as of `Reader`."""
+
+    certain: bool
+    done: bool
+    failed: bool
+
+    @property
+    def held(self) -> str:
+        """What was read and is not told as JSON yet."""
+        ...
+
+    def feed(self, text: str, at: int) -> int: ...
+
+    def new_json(self) -> str: ...
+
+
+class ScannedCall:
+    """A call whose arguments a `ValueReader` reads, and `scan`, character by character, the text around. See `Reader`."""
+
+    def __init__(self, names: Collection[str]):
+        self.name: str | None = None
+        self.call_id: str | None = None
+        self.done = False
+        self.failed = False
+        self.names = names
+        self._text: list[str] = []
+        self._value: ValueReader | None = None  # of the arguments, while it is read
+        self._begun = False  # the arguments
+        self._certain = False
+        self._arguments: list[str] = []  # new ones
+        self._after: list[str] = []
+        self._is_scanned = False  # all that `scan` takes
+        self._scan = self.scan()
+        next(self._scan)
+
+    def scan(self) -> Scan:
+        """Takes all characters but those of the arguments, which may be the last. Calls `begin_arguments` and `note_name`;
+        raises NotACallError."""
+        raise NotImplementedError
+
+    def feed(self, text: str, at: int) -> int:
+        while at < len(text) and not (self.done or self.failed):
+            at = self._feed_char(text[at], at) if self._value is None else self._feed_value(self._value, text, at)
+        return at
+
+    @property
+    def certain(self) -> bool:
+        return self._certain or self.done
+
+    @property
+    def text(self) -> str:
         return "".join(self._text)
 
     def new_arguments(self) -> str:
-        """Those that came since the last call of this; "{}" for a call that is done and has none."""
-        if self._start is None:
+        if not self._begun:
             return "{}" if self.done else ""
-        end = len(self._text) if self._end is None else self._end
-        start, self._told = self._start + self._told, end - self._start
-        return "".join(self._text[start:end])
+        new, self._arguments = "".join(self._arguments), []
+        return new
 
     def after_arguments(self) -> str:
-        """What was read after them."""
-        return "" if self._end is None else "".join(self._text[self._end :])
+        return (self._value.held if self._value else "") + "".join(self._after)
 
-    def _call(self) -> Scan:
-        _expect((yield from _visible((yield))), "{")
-        char = yield from _visible((yield))
-        keys: set[str] = set()
+    def begin_object(self, char: str) -> None:
+        """`char` begins arguments that are JSON."""
+        expect(char, "{")
+        reader = JsonReader()
+        reader.feed(char, 0)
+        self.begin_arguments(reader)
+
+    def begin_arguments(self, reader: ValueReader) -> None:
+        """The next character that `scan` is sent is the first one behind them."""
+        self._begun, self._value = True, reader
+
+    def note_name(self, name: str) -> None:
+        if name not in self.names:
+            raise NotACallError
+        self.name = name
+
+    def _feed_char(self, char: str, at: int) -> int:
+        try:
+            self._scan.send(char)
+        except StopIteration:
+            self._is_scanned = True
+            self.done = self._value is None
+        except NotACallError:
+            self.failed = True
+            return at
+        self._text.append(char)
+        if self._begun and self._value is None:
+            self._after.append(char)
+        return at + 1
+
+    def _feed_value(self, value: ValueReader, text: str, at: int) -> int:
+        end = value.feed(text, at)
+        self._text.append(text[at:end])
+        self._arguments.append(value.new_json())
+        self._certain, self.failed = value.certain, value.failed
+        if value.done:
+            self._value, self.done = None, self._is_scanned
+        return end
+
+
+@dataclass(frozen=True, slots=True)
+class CallKeys:
+    """The keys of a call's object beside `name`."""
+
+    arguments: tuple[str, ...] = ("arguments",)  # any one of these
+    call_id: str = ""
+    idle: tuple[str, ...] = ()  # with a short text that says nothing
+    needs_arguments: bool = False
+
+
+class CallReader(ScannedCall):
+    """A call that is `{"name": …, "arguments": {…}}`, its keys in any order."""
+
+    def __init__(self, names: Collection[str], keys: CallKeys):
+        self._keys = keys
+        super().__init__(names)
+
+    def scan(self) -> Scan:
+        expect((yield from visible((yield))), "{")
+        char = yield from visible((yield))
+        seen: set[str] = set()
         while True:
-            key = yield from _short_string(char, MAX_KEY_CHARS)
-            if key in keys or key not in ("name", "arguments"):
+            key = self._kind_of((yield from _short_string(char, MAX_KEY_CHARS)))
+            if key in seen:
                 raise NotACallError
-            keys.add(key)
-            _expect((yield from _visible((yield))), ":")
-            char = yield from _visible((yield))
-            if key == "name":
-                self.name = yield from _name(char)
+            seen.add(key)
+            expect((yield from visible((yield))), ":")
+            char = yield from visible((yield))
+            if key == "arguments":
+                self.begin_object(char)
             else:
-                yield from self._arguments(char)
-            char = yield from _visible((yield))
+                self._note(key, (yield from _word(char)))
+            char = yield from visible((yield))
             if char == "}":
                 break
-            _expect(char, ",")
-            char = yield from _visible((yield))
-        if self.name is None:
+            expect(char, ",")
+            char = yield from visible((yield))
+        if "name" not in seen or (self._keys.needs_arguments and "arguments" not in seen):
             raise NotACallError
 
-    def _arguments(self, char: str) -> Scan:
-        _expect(char, "{")
-        self._start = len(self._text)
-        yield from self._container(char, 1)
-        self._end = len(self._text) + 1
-        self.certain = True
-
-    def _container(self, char: str, depth: int) -> Scan:
-        """An object or a list, its last character included."""
-        if depth > MAX_DEPTH:
+    def _kind_of(self, key: str) -> str:
+        if key in self._keys.arguments:
+            return "arguments"
+        if key not in ("name", self._keys.call_id, *self._keys.idle):
             raise NotACallError
-        has_keys, close = char == "{", "}" if char == "{" else "]"
-        char = yield from _visible((yield))
-        if char == close:
-            return
-        while True:
-            if has_keys:
-                yield from _string(char)
-                _expect((yield from _visible((yield))), ":")
-                char = yield from _visible((yield))
-            char = yield from _visible((yield from self._value(char, depth)))
-            if char == close:
-                return
-            _expect(char, ",")
-            char = yield from _visible((yield))
+        return "call_id" if key == self._keys.call_id else key
 
-    def _value(self, char: str, depth: int) -> Ahead:
-        if char in "-0123456789":
-            self.certain = True
-            return (yield from _number(char))
-        if char not in '{["tfn':
-            raise NotACallError
-        self.certain = True
-        if char in "{[":
-            yield from self._container(char, depth + 1)
-        elif char == '"':
-            yield from _string(char)
-        else:
-            for expected in _LITERALS[char]:
-                _expect((yield), expected)
-        return (yield)
+    def _note(self, key: str, word: str) -> None:
+        if key == "name":
+            self.note_name(word)
+        elif key == "call_id" and not self._begun:  # once there are arguments, the call may have been told without it
+            self.call_id = word
 
 
-def _expect(char: str, expected: str) -> None:
+def expect(char: str, expected: str) -> None:
     if char != expected:
         raise NotACallError
 
 
-def _visible(char: str) -> Ahead:
+def visible(char: str) -> Ahead:
     """`char`, or the first one after white space."""
     while char in WHITE_SPACE:
         char = yield
     return char
 
 
-def _string(char: str) -> Scan:
-    """Its last quote included."""
-    _expect(char, '"')
-    while (char := (yield)) != '"':
-        if char < " ":
-            raise NotACallError
-        if char == "\\":
-            yield from _escape()
-
-
-def _escape() -> Scan:
-    char = yield
-    if char not in _ESCAPES:
-        raise NotACallError
-    if char == "u":
-        for _ in range(4):
-            if (yield) not in _HEX:
-                raise NotACallError
-
-
 def _short_string(char: str, limit: int) -> Generator[None, str, str]:
-    """The decoded text."""
-    _expect(char, '"')
-    raw: list[str] = []
-    scan = _string(char)
-    next(scan)
-    while True:
+    """The decoded text, its last quote read."""
+    expect(char, '"')
+    raw, reader = [char], JsonReader()
+    reader.feed(char, 0)
+    while not reader.done:
         char = yield
         raw.append(char)
-        if len(raw) > limit:
+        reader.feed(char, 0)
+        if reader.failed or len(raw) > limit + 2:
             raise NotACallError
-        try:
-            scan.send(char)
-        except StopIteration:
-            return str(json.loads(f'"{"".join(raw)}'))
+    return str(json.loads("".join(raw)))
 
 
-def _name(char: str) -> Generator[None, str, str]:
-    name = yield from _short_string(char, MAX_NAME_CHARS)
+def _word(char: str) -> Generator[None, str, str]:
+    """A text that can be told."""
+    word = yield from _short_string(char, MAX_NAME_CHARS)
     try:
-        name.encode("utf-8")
+        word.encode("utf-8")
     except UnicodeEncodeError:  # half of a surrogate pair, by its escape
         raise NotACallError from None
-    if not name:
+    if not word:
         raise NotACallError
-    return name
-
-
-def _number(char: str) -> Ahead:
-    digits: list[str] = []
-    while char in _NUMBER_CHARS and len(digits) < MAX_NUMBER_CHARS:
-        digits.append(char)
-        char = yield
-    if not _NUMBER.fullmatch("".join(digits)):
-        raise NotACallError
-    return char
+    return word

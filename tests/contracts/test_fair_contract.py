@@ -19,7 +19,7 @@ from core.testing.scheduler_machine import SchedulerMachine, machine_test
 from plugins.schedulers.fair import Fair
 from plugins.schedulers.fcfs import Fcfs
 
-DRAFTS = frozenset({"drafts"})
+DRAFTS = frozenset({"drafts", "jump_forward"})
 ONE_SLOT = Limits(max_num_running_reqs=1)
 
 

@@ -33,7 +33,7 @@ def pin(engine: FakeEngine, request: Request) -> Request:
 
 class TestFcfs(SchedulerContract, ArrivalOrderContract):
     component = Fcfs
-    provides = frozenset({"drafts"})
+    provides = frozenset({"drafts", "jump_forward"})
 
     def test_a_preemption_that_gains_nothing_is_not_done(self) -> None:
         """The victim's blocks are all held by another too (bug J3)."""
@@ -161,7 +161,7 @@ class Counting:
 class TestDisplacingPolicy(SchedulerContract):
     """The mechanism under a policy that reorders and displaces."""
 
-    provides = frozenset({"drafts"})
+    provides = frozenset({"drafts", "jump_forward"})
 
     class component(QueueScheduler):
         Settings = QueueSettings

@@ -390,6 +390,9 @@ GOOD = [
     {**BODY, "n": 2, "seed": 1, "temperature": 0.5, "stop": ["a", "b"], "logit_bias": {"5": 1.5}},
     {**BODY, "logprobs": True, "top_logprobs": 3, "chat_template_kwargs": {"enable_thinking": True}},
     {**BODY, "messages": [{"role": "user", "content": [{"type": "text", "text": "é🔥"}]}], "bad_words": ["x"]},
+    {**BODY, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},
+    {**BODY, "structured_outputs": {"json": '{"type": "object"}', "backend": "auto"}},
+    {**BODY, "guided_choice": ["yes", "no"], "tool_choice": "none", "tools": []},
 ]
 ODD = [
     "0",

@@ -67,9 +67,12 @@ def rows(server) -> list[dict]:
 
 def test_every_part_has_its_row_in_order(server, front, description):
     found = rows(server)
-    chains = [("logits_processors", name) for name in ("min_tokens", "dry")] + [
-        ("observers", name) for name in ("prometheus", "jsonl")
-    ]
+    members = {
+        "grammars": ("llguidance",),
+        "logits_processors": ("min_tokens", "dry"),
+        "observers": ("prometheus", "jsonl"),
+    }
+    chains = [(chain, name) for chain, names in members.items() for name in names]
     assert [row["stage"] for row in found] == [*GROUPS, *(chain for chain, _ in chains)]
     assert [(row["stage"], row["name"]) for row in found[len(GROUPS) :]] == chains
     for row, part in zip(found, description.parts, strict=True):

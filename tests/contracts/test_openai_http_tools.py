@@ -12,7 +12,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from core.pipeline import PipelineDescription
-from core.request import FinishReason
+from core.request import FinishReason, GrammarSpec
 from core.stages.frontend import FrontendContext
 from core.stages.tool_parser import ParsedText, ToolCallDelta
 from core.testing.fake_front import FakeFront, Script
@@ -30,6 +30,8 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
+CLOCK = {"type": "function", "function": {"name": "now"}}
+BOTH = [WEATHER, CLOCK]
 ARGUMENTS = '{"city": "Oslo", "note": "{[\\"</tool_call>"}'
 ONE = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 TWO = f'I will look.\n{ONE}\n<tool_call>{{"name": "now"}}</tool_call>'
@@ -119,9 +121,9 @@ def test_a_call_whole(client, front):
 
 def test_m1_calls_streamed_are_the_whole_ones(client, front):
     front.script = Script(TWO)
-    whole = answer(client)["choices"][0]
+    whole = answer(client, tools=BOTH)["choices"][0]
     assert whole["message"]["content"] == "I will look.\n"
-    found = chunks(client)
+    found = chunks(client, tools=BOTH)
     content, calls, reasons = joined(found)
     assert (content, reasons) == ("I will look.\n", ["tool_calls"])
     assert named(calls) == named(whole["message"]["tool_calls"]) == [("weather", ARGUMENTS), ("now", "{}")]
@@ -205,10 +207,128 @@ def test_without_a_parser_tools_are_refused_by_its_name(client, front):
     assert front.open == set()
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_forced_call_is_refused_by_what_it_needs(client, choice):
-    error = ask(client, tool_choice=choice).json()["error"]
-    assert (error["param"], error["code"]) == ("tool_choice", "unsupported") and "grammar" in error["message"]
+# --- calls that a grammar holds -------------------------------------------------------------------
+
+SOURCE = {
+    "structures": [{"begin": "<tool_call>", "schema": {}, "end": "</tool_call>"}],
+    "triggers": ["<tool_call>"],
+    "at_least_one": True,
+    "stop_after_first": True,
+}
+NOW = {"type": "function", "function": {"name": "now", "strict": True}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CLOCK]}}
+
+
+class Written(Hermes):
+    """Notes what its grammar is asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def grammar(self, tools, choice, parallel):
+        self.asked.append(([tool["function"]["name"] for tool in tools], choice, parallel))
+        return GrammarSpec(kind="structural_tag", source=json.dumps(SOURCE))
+
+
+class NoGrammar:
+    """A parser of an older API."""
+
+    def stream(self, tools):
+        return Hermes(Hermes.Settings(), None).stream(tools)
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({"tool_choice": "required"}, (["weather", "now"], "required", True)),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, (["weather", "now"], "required", False)),
+        ({"tool_choice": CLOCK}, (["now"], "required", False)),
+        ({"tool_choice": ALLOWED}, (["now"], "auto", True)),
+        ({}, (["weather", "now"], "auto", True)),
+        ({"tools": [WEATHER], "parallel_tool_calls": False}, (["weather"], "auto", False)),
+    ],
+)
+def test_a_grammar_holds_calls(client, front, fields, asked):
+    front.parser, front.script = Written(), Script(ONE)
+    choice = answer(client, **{"tools": [WEATHER, NOW], **fields})["choices"][0]
+    assert front.parser.asked == [asked]
+    request = front.requests[-1]
+    assert (request.params.grammar.kind, json.loads(request.params.grammar.source)) == ("structural_tag", SOURCE)
+    assert request.grammar_param == "tools"
+    assert [tool["function"]["name"] for tool in request.prompt.tools][0] == "weather", "all tools are shown"
+    assert all("strict" not in tool["function"] for tool in request.prompt.tools)
+    assert choice["finish_reason"] == "tool_calls"
+    assert named(joined(chunks(client, **{"tools": [WEATHER, NOW], **fields}))[1]) == [("weather", ARGUMENTS)]
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"parallel_tool_calls": True}]
+)
+def test_calls_that_nothing_holds_need_no_grammar(client, front, fields):
+    front.parser = Written()
+    answer(client, max_tokens=5, **fields)
+    assert front.parser.asked == [] and front.requests[-1].params.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice"),
+        ({"tools": [WEATHER, NOW]}, "tools[1].function.strict"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ],
+)
+def test_a_parser_without_grammars_is_no_reason_to_ignore_a_field(client, front, fields, param):
+    front.parser = NoGrammar()
+    got = ask(client, **fields)
+    assert got.status_code == 400
+    error = got.json()["error"]
+    assert (error["param"], error["code"]) == (param, "unsupported") and "hermes" in error["message"]
+    assert ask(client).status_code == 200
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+RESPONSE = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
+
+
+def test_a_response_format_beside_tools_is_one_call_or_one_answer(client, front):
+    front.parser, front.script = Written(), Script('{"city": "Oslo"}')
+    choice = answer(client, response_format=RESPONSE)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ('{"city": "Oslo"}', "stop")
+    grammar = front.requests[-1].params.grammar
+    assert front.parser.asked == [(["weather"], "required", False)]
+    answers = [*SOURCE["structures"], {"begin": "", "schema": SCHEMA, "end": ""}]
+    assert json.loads(grammar.source) == {**SOURCE, "structures": answers}
+    answer(client, response_format={"type": "json_object"})
+    assert json.loads(front.requests[-1].params.grammar.source)["structures"][-1]["schema"] == {"type": "object"}
+    answer(client, response_format=RESPONSE, tool_choice="none")
+    assert front.requests[-1].params.grammar.kind == "json_schema"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": RESPONSE, "tool_choice": "required"}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+    ],
+)
+def test_grammars_that_cannot_be_had_beside_tools(client, front, fields, param):
+    front.parser = Written()
+    got = ask(client, **fields)
+    assert (got.status_code, got.json()["error"]["param"]) == (400, param)
+
+
+def test_l20_a_description_changes_nothing_of_the_grammar(client, front):
+    """Only what a call must be counts: its structure is the same under any wording."""
+    front.parser = Hermes(Hermes.Settings(), None)
+    sources = set()
+    for index in range(100):
+        function = {**WEATHER["function"], "description": "word " * index + '"{[<tool_call>' * (index % 3)}
+        answer(client, tools=[{"type": "function", "function": function}], tool_choice="required", max_tokens=1)
+        sources.add(front.requests[-1].params.grammar)
+    assert len(sources) == 1
 
 
 def test_the_official_client_runs_a_tool(sdk, front):
@@ -218,13 +338,13 @@ def test_the_official_client_runs_a_tool(sdk, front):
 
     front.script = script
     messages = list(HELLO)
-    first = sdk.chat.completions.create(model="fake-model", messages=messages, tools=[WEATHER], max_tokens=500)
+    first = sdk.chat.completions.create(model="fake-model", messages=messages, tools=BOTH, max_tokens=500)
     assert first.choices[0].finish_reason == "tool_calls"
     messages.append(first.choices[0].message.model_dump(exclude_none=True))
     for call in first.choices[0].message.tool_calls:
         assert json.loads(call.function.arguments) in ({"city": "Oslo", "note": '{["</tool_call>'}, {})
         messages.append({"role": "tool", "tool_call_id": call.id, "content": "5"})
-    second = sdk.chat.completions.create(model="fake-model", messages=messages, tools=[WEATHER], max_tokens=500)
+    second = sdk.chat.completions.create(model="fake-model", messages=messages, tools=BOTH, max_tokens=500)
     assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("It is 5 degrees in Oslo.", "stop")
     history = front.requests[-1].prompt.messages
     assert [message["role"] for message in history] == ["user", "assistant", "tool", "tool"]
@@ -233,7 +353,7 @@ def test_the_official_client_runs_a_tool(sdk, front):
 
 def test_the_official_client_streams_a_tool(sdk, front):
     front.script = Script(TWO)
-    options = {"model": "fake-model", "messages": HELLO, "tools": [WEATHER], "max_tokens": 500}
+    options = {"model": "fake-model", "messages": HELLO, "tools": BOTH, "max_tokens": 500}
     with sdk.chat.completions.stream(**options) as stream:
         events = [event.type for event in stream]
         final = stream.get_final_completion().choices[0]
@@ -253,12 +373,12 @@ class Faulty:
 
     def stream(self, tools):
         tools[0]["function"]["name"] = "changed"  # what it is given is its own
-        return FaultyStream(self._act)
+        return FaultyStream(tools, self._act)
 
 
 class FaultyStream(HermesStream):
-    def __init__(self, act):
-        super().__init__()
+    def __init__(self, tools, act):
+        super().__init__(tools)
         self._act = act
         self._seen = ""
 

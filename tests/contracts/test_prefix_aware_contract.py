@@ -32,7 +32,7 @@ def count_peeks(engine: FakeEngine) -> Counter[str]:
 
 class TestPrefixAware(SchedulerContract, PrefixFirstContract):
     component = PrefixAware
-    provides = frozenset({"drafts"})
+    provides = frozenset({"drafts", "jump_forward"})
     settings = {"max_wait_s": 1.0}
 
     def test_a_step_asks_for_no_more_prefixes_than_the_window(self) -> None:
@@ -125,7 +125,7 @@ class SmallWindow(PrefixFirstContract):
 
 class AtOnce(SchedulerChecks):
     component = PrefixAware
-    provides = frozenset({"drafts"})
+    provides = frozenset({"drafts", "jump_forward"})
     settings = {"window": 3, "max_wait_s": 0.2, "memory_steps": 2}
 
 

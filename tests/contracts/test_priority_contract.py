@@ -31,7 +31,7 @@ def joined(by_level: ByLevel, *requests: Request) -> list[Request]:
 
 class TestPriority(SchedulerContract, AgingContract, DisplacementContract):
     component = Priority
-    provides = frozenset({"drafts"})
+    provides = frozenset({"drafts", "jump_forward"})
     settings = {"aging_s": 2.0, "deadline_s": 0.0}
     aging_s = 2.0
 
@@ -66,7 +66,7 @@ class TestPriority(SchedulerContract, AgingContract, DisplacementContract):
 
 class TestStrictPriority(SchedulerContract, DisplacementContract):
     component = Priority
-    provides = frozenset({"drafts"})
+    provides = frozenset({"drafts", "jump_forward"})
     settings = {"aging_s": None}
 
     def test_waiting_counts_for_nothing(self) -> None:

@@ -16,7 +16,7 @@ from core.request import SamplingParams
 from core.stages.logits_processor import LogitsProcessorContext, NoProcessors
 from core.stages.sampler import SAMPLER_FIELDS, SamplerContext, unsupported_fields
 from core.testing.logits_processor import chain_of
-from core.testing.sampler import SamplerContract, make_logits, make_row, metadata_of
+from core.testing.sampler import SamplerContract, assert_frequencies, make_logits, make_row, metadata_of
 from core.testing.sampler_reference import ReferenceSampler, spec_of
 from plugins.logits_processors.min_tokens import MinTokens
 from plugins.samplers import provide_samplers
@@ -46,7 +46,7 @@ class TestStandardInSmallPieces(SamplerContract):
 
     def make(self, context: SamplerContext, **settings: object) -> Standard:
         sampler = super().make(context, **settings)
-        sampler._chunk_floats = sampler._logprobs._chunk_floats = 150 * context.model.vocab_size
+        sampler._selection._chunk_floats = sampler._logprobs._chunk_floats = 150 * context.model.vocab_size
         return sampler
 
 
@@ -82,8 +82,8 @@ class TestGreedyWithProcessors(SamplerContract):
         return super().make(with_min_tokens(context), **settings)
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    return float(uniforms([seed], [choice], [position])[0])
+def uniform(seed: int, choice: int, position: int, attempt: int) -> float:
+    return float(uniforms([seed], [choice], [position], attempt)[0])
 
 
 ids = st.integers(0, V - 1)
@@ -153,23 +153,67 @@ def test_standard_equals_its_slow_twin(step: tuple[torch.Tensor, list[SampledRow
             np.testing.assert_allclose([p for _, p in given_.top], [p for _, p in wanted.top], atol=1e-4, rtol=1e-5)
 
 
-def test_large_vocabulary_equals_the_slow_twin() -> None:
-    """Sizes at which blocks, buckets and growth are all in use."""
-    model = spec_of(20_011)
+WAYS: list[dict[str, float]] = [
+    {},
+    {"top_k": 50, "top_p": 0.9},
+    {"top_k": 3000},
+    {"top_p": 0.9},
+    {"top_p": 0.99, "temperature": 9.0},
+    {"top_p": 0.5},
+    {"top_p": 0.3},
+    {"top_p": 0.05, "temperature": 3.0},
+    {"min_p": 1e-4},
+    {"min_p": 0.3, "temperature": 0.5},
+    {"min_p": 1e-3, "top_p": 0.8},
+    {"top_k": 700, "min_p": 0.01, "top_p": 0.7},
+]
+"""Every way to find what is kept, at sizes at which blocks, pieces and growth are all in use."""
+
+
+@pytest.mark.parametrize("kind", ["model", "flat", "ties", "masked"])
+def test_large_vocabulary_equals_the_slow_twin(kind: str) -> None:
+    vocab_size = 20_011
+    model = spec_of(vocab_size)
     sampler, reference = Standard(Standard.Settings(), SamplerContext(model)), ReferenceSampler(model, uniform)
-    shapes = [
-        {"top_k": 50, "top_p": 0.9},
-        {"top_p": 0.9},
-        {"min_p": 1e-4},
-        {"top_k": 3000},
-        {},
-        {"top_p": 0.99, "temperature": 9.0},
-    ]
-    rows = [make_row(f"r{i}", SamplingParams(**shapes[i % len(shapes)]), seed=i) for i in range(24)]
-    logits = make_logits(24, 20_011, seed=9)
+    rows = [make_row(f"r{i}", SamplingParams(**WAYS[i % len(WAYS)]), seed=i) for i in range(4 * len(WAYS))]  # type: ignore[arg-type]
+    logits = make_logits(len(rows), vocab_size, seed=9)
+    if kind in ("flat", "ties"):
+        logits /= 3.0
+    if kind == "ties":
+        logits = logits.bfloat16().float().mul(8.0).round() / 8.0
+    if kind == "masked":
+        logits[:, 70:] = float("-inf")
+        logits[:, 3] = 40.0
     found = sampler.sample(logits.clone(), metadata_of(rows))
     for index, row in enumerate(rows):
-        assert found.token_ids[row.request_id][0] in reference.acceptable(logits[index].numpy(), row)
+        assert found.token_ids[row.request_id][0] in reference.acceptable(logits[index].numpy(), row), row.params
+
+
+@pytest.mark.parametrize("way", range(len(WAYS)))
+def test_frequencies_of_every_way(way: int) -> None:
+    model, count = spec_of(400), 3000
+    params = SamplingParams(**WAYS[way])  # type: ignore[arg-type]
+    logits = make_logits(1, 400, seed=way)
+    rows = [make_row(f"r{i}", params, seed=i // 60, choice=i % 3, position=i // 3 % 20) for i in range(count)]
+    found = Standard(Standard.Settings(first_candidates=8), SamplerContext(model)).sample(
+        logits.expand(count, -1).clone(), metadata_of(rows)
+    )
+    counts = np.bincount([ids[0] for ids in found.token_ids.values()], minlength=400)
+    assert_frequencies(counts, ReferenceSampler(model).distribution(logits[0].numpy(), rows[0]))
+
+
+def test_every_way_is_bitwise_independent_of_its_batch() -> None:
+    model = spec_of(20_011)
+    rows = [make_row(f"r{i}", SamplingParams(**WAYS[i % len(WAYS)]), seed=i) for i in range(2 * len(WAYS))]  # type: ignore[arg-type]
+    logits = make_logits(len(rows), 20_011, seed=4) / 2.0
+    sampler = Standard(Standard.Settings(), SamplerContext(model))
+    together = dict(sampler.sample(logits.clone(), metadata_of(rows)).token_ids)
+    backwards = dict(sampler.sample(logits.flip(0).clone(), metadata_of(rows[::-1])).token_ids)
+    alone = {
+        row.request_id: sampler.sample(logits[i : i + 1].clone(), metadata_of([row])).token_ids[row.request_id]
+        for i, row in enumerate(rows)
+    }
+    assert together == backwards == alone
 
 
 def test_rows_are_bitwise_independent_at_real_width() -> None:
@@ -277,7 +321,7 @@ def test_bad_words_hold_for_every_choice_and_at_every_position() -> None:
 
 def test_provided_and_unsupported_fields() -> None:
     both = {"drafts", "logits_processors"}
-    assert PROVIDES == {"standard": SAMPLER_FIELDS - {"min_tokens"} | both, "greedy": both}
+    assert PROVIDES == {"standard": SAMPLER_FIELDS - {"min_tokens"} | both, "greedy": both | {"grammar"}}
     assert unsupported_fields(SamplingParams(), PROVIDES["greedy"]) == ()
     asked = SamplingParams(temperature=0.5, top_p=0.9, logprobs=0, seed=3)
     assert unsupported_fields(asked, PROVIDES["greedy"]) == ("logprobs", "temperature", "top_p")

@@ -16,7 +16,7 @@ from plugins.schedulers.slo import EarliestDeadline, Slo
 
 class TestSlo(SchedulerContract, DeadlineContract):
     component = Slo
-    provides = frozenset({"drafts"})
+    provides = frozenset({"drafts", "jump_forward"})
     settings = {"ttft_s": 0.5, "tpot_s": 0.05, "late_every": 3}
     ttft_s = 0.5
     late_every = 3

@@ -15,7 +15,7 @@ from core.testing.scheduler_checks import SchedulerChecks
 from core.testing.scheduler_machine import SchedulerMachine, machine_test
 from plugins.schedulers.static import Static
 
-DRAFTS = frozenset({"drafts"})
+DRAFTS = frozenset({"drafts", "jump_forward"})
 
 
 class TestStatic(SchedulerContract, RunToCompletionContract):

@@ -15,7 +15,7 @@ from plugins.schedulers.time_slice import RoundRobin, TimeSlice
 
 class TestTimeSlice(SchedulerContract, SliceContract):
     component = TimeSlice
-    provides = frozenset({"drafts"})
+    provides = frozenset({"drafts", "jump_forward"})
     num_iterations = 10
 
     @pytest.mark.parametrize("min_tokens", [1, 4])

@@ -74,6 +74,25 @@ const steps = {
     assert.equal(answer.choices[0].finish_reason, "stop");
     assert.equal(text(answer), joined.slice(0, joined.indexOf(stop)));
   },
+  async structured(model) {
+    const schema = {
+      type: "object",
+      properties: { city: { enum: ["Oslo", "São Paulo"] }, warm: { type: "boolean" } },
+      required: ["city", "warm"],
+      additionalProperties: false,
+    };
+    const response_format = { type: "json_schema", json_schema: { name: "weather", strict: true, schema } };
+    const body = { model, ...greedy, max_tokens: 200, response_format };
+    const answer = await client.chat.completions.parse(body);
+    const { parsed, content } = answer.choices[0].message;
+    assert.equal(answer.choices[0].finish_reason, "stop");
+    assert.ok(["Oslo", "São Paulo"].includes(JSON.parse(content).city) && typeof JSON.parse(content).warm === "boolean");
+    assert.ok(parsed === null || parsed.city === JSON.parse(content).city);
+    const final = await client.chat.completions.stream(body).finalContent();
+    assert.equal(final, content);
+    const chosen = { model, prompt: "yes or no?", guided_choice: ["yes", "no"] };
+    assert.ok(["yes", "no"].includes((await client.completions.create(chosen)).choices[0].text));
+  },
   async completion(model) {
     const body = { model, prompt: ["Once upon a time", "The capital of France"], max_tokens: 8, temperature: 0 };
     const answer = await client.completions.create(body);

@@ -12,6 +12,7 @@ from typing import Any
 
 import openai
 from openai import OpenAI
+from pydantic import BaseModel, Field
 
 QUESTION: list[Any] = [
     {"role": "system", "content": "You answer in English."},
@@ -74,6 +75,22 @@ def chat_stop(client: OpenAI, model: str) -> None:
     assert answer.choices[0].message.content == text[: text.index(stop)]
 
 
+class Weather(BaseModel):
+    city: str = Field(max_length=12)
+    warm: bool
+
+
+def structured(client: OpenAI, model: str) -> None:
+    create: dict[str, Any] = {"model": model, "messages": QUESTION, "max_tokens": 200, "temperature": 0}
+    answer = client.chat.completions.parse(**create, response_format=Weather)
+    assert isinstance(answer.choices[0].message.parsed, Weather) and answer.choices[0].finish_reason == "stop"
+    with client.chat.completions.stream(**create, response_format=Weather) as stream:
+        final = stream.get_final_completion().choices[0].message
+    assert final.content == answer.choices[0].message.content
+    chosen = client.completions.create(model=model, prompt="yes or no?", extra_body={"guided_choice": ["yes", "no"]})
+    assert chosen.choices[0].text in ("yes", "no")
+
+
 def completion(client: OpenAI, model: str) -> None:
     prompts = ["Once upon a time", "The capital of France"]
     answer = client.completions.create(model=model, prompt=prompts, max_tokens=8, temperature=0)
@@ -123,6 +140,7 @@ STEPS: tuple[Callable[[OpenAI, str], None], ...] = (
     chat_choices,
     chat_logprobs,
     chat_stop,
+    structured,
     completion,
     completion_echo,
     errors,

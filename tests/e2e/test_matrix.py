@@ -52,6 +52,9 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 EXTRA: Mapping[str, Mapping[str, Any]] = {
     "dry": {"multiplier": 20.0, "allowed_length": 1, "sequence_breakers": []},
     "watermark": {},
+    "xtc": {"probability": 1.0, "threshold": 0.01},
+    "typical": {"mass": 0.3},
+    "mirostat": {"tau": 1.0},
 }
 """Parameters with which a request makes a logits processor edit; `min_tokens` is a field of its own."""
 

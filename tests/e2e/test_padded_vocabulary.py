@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from core.errors import RequestError
+from core.request import GrammarSpec
 from core.testing.harness.pipelines import RunningPipeline, call, running
 from core.testing.tiny_models import make_tiny_model
 from core.testing.tokenizers import byte_level_bpe
@@ -47,6 +48,16 @@ async def test_2000_tokens_all_have_text(pipeline: RunningPipeline, params: dict
     answers = await pipeline.answer_all(calls)
     ids = [token_id for answer in answers for choice in answer.choices for token_id in choice.token_ids]
     assert len(ids) == 2000 and len(set(ids)) > 100
+    assert all(TOKENIZER.token_bytes(token_id) for token_id in ids)
+
+
+@pytest.mark.parametrize("dtype", ["float32"])
+async def test_a_grammar_covers_the_whole_width(pipeline: RunningPipeline) -> None:
+    grammar = GrammarSpec(kind="regex", source="[^\n]{150,}")
+    calls = [call(f"r{i}", [6 + i, 80, 7], 100, temperature=2.0, seed=i, grammar=grammar) for i in range(5)]
+    answers = await pipeline.answer_all(calls)
+    ids = [token_id for answer in answers for token_id in answer.token_ids]
+    assert len(ids) > 300 and len(set(ids)) > 50
     assert all(TOKENIZER.token_bytes(token_id) for token_id in ids)
 
 

@@ -27,6 +27,7 @@ from core.stages.detokenizer import DetokenizerContext
 from core.stages.frontend import FrontendContext
 from core.stages.incremental import Incremental
 from core.stages.load_aware import LoadAware
+from core.stages.reasoning_parser import NoReasoning, ReasoningParserContext
 from core.stages.renderer import RendererContext
 from core.stages.text_renderer import Text
 from core.stages.tool_parser import NoTools, ToolParserContext
@@ -80,6 +81,7 @@ class ScriptedServer:
             detokenizer=Incremental(Incremental.Settings(), DetokenizerContext(self.tokenizer)),
             request_fields=AnyFields(),
             tool_parser=NoTools(NoTools.Settings(), ToolParserContext(spec)),
+            reasoning_parser=NoReasoning(NoReasoning.Settings(), ReasoningParserContext(spec)),
             observers=Observers(),
         )
         client = InlineClient(lambda: make_engine(Fcfs, Fcfs.Settings(), executor, spec=spec))

@@ -25,6 +25,7 @@ from core.model.block_formats import READABLE_WEIGHTS
 from core.model.file_facts import read_file_facts
 from core.model.spec import ModelFiles, ModelSpec
 from core.plugins import Plugins, load_plugins
+from core.request import GRAMMAR_KINDS
 from core.settings import Settings
 from core.stages.sampler import SAMPLER_FIELDS
 
@@ -87,6 +88,7 @@ EVERYTHING = [provided for group in (*GROUPS, *CHAINS) for provided in BUILTINS.
 
 def test_builtins_use_no_word_that_is_not_in_the_table():
     fields = {f"{group}.{field}" for group in ("sampler", "logits_processors") for field in SAMPLER_FIELDS}
+    fields |= {f"grammars.{kind}" for kind in GRAMMAR_KINDS}
     for provided in EVERYTHING:
         one = provided.component
         used = [*(f"{provided.group}.{word}" for word in one.provides), *one.requires]
@@ -98,7 +100,7 @@ def test_builtins_use_no_word_that_is_not_in_the_table():
 def test_every_word_of_the_table_is_explained_and_is_provided_by_a_builtin_or_a_model_file():
     provided = {f"{one.group}.{word}" for one in EVERYTHING for word in one.component.provides}
     provided |= {f"model.{word}" for word in FILE_WORDS}
-    assert {word for word in WORDS if not word.endswith(".<field>")} <= provided
+    assert {word for word in WORDS if not word.endswith(">")} <= provided
     assert all(len(meaning) > 10 for meaning in (*WORDS.values(), *FACTS.values()))
 
 

@@ -11,8 +11,11 @@ from core.errors import RequestError
 from core.stages.tool_parser import NoTools, ToolParserContext
 from core.testing.engines import fake_spec
 from core.testing.tool_parser import ToolParserContract
-from plugins.tool_parsers.call_reader import MAX_DEPTH, CallReader
+from plugins.tool_parsers.call_reader import CallReader
 from plugins.tool_parsers.hermes import CLOSE, OPEN, Hermes, HermesStream
+from plugins.tool_parsers.json_reader import MAX_DEPTH
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 
 NESTED = {
     "city": 'São "Oslo" \\ {}[]',
@@ -31,7 +34,7 @@ def call(arguments, name="f"):
 
 def told(pieces):
     """(content, [(name, arguments)])."""
-    stream, content, calls = HermesStream(), "", []
+    stream, content, calls = HermesStream(TOOLS), "", []
     for parsed in [*map(stream.push, pieces), stream.finish()]:
         content += parsed.content
         for delta in parsed.tool_calls:
@@ -48,13 +51,13 @@ def cut(text, size):
 
 class TestHermes(ToolParserContract):
     component = Hermes
-    provides = frozenset({"tools"})
+    provides = frozenset({"tools", "grammar"})
     examples = {
         call(NESTED, "weather"): [("weather", NESTED)],
-        call({}): [("f", {})],
-        f"I look.\n{call({'a': 1})}\n{call({'b': 2}, 'g')}": [("f", {"a": 1}), ("g", {"b": 2})],
-        '<tool_call>{"name":"f"}</tool_call>': [("f", {})],
-        '<tool_call>{"arguments":{"a":[1]},"name":"f"}': [("f", {"a": [1]})],
+        call({}, "now"): [("now", {})],
+        f"I look.\n{call({'a': 1}, 'now')}\n{call({'b': 2}, 'search')}": [("now", {"a": 1}), ("search", {"b": 2})],
+        '<tool_call>{"name":"now"}</tool_call>': [("now", {})],
+        '<tool_call>{"arguments":{"a":[1]},"name":"now"}': [("now", {"a": [1]})],
     }
 
 
@@ -79,7 +82,7 @@ def test_m1_arguments_are_the_text_of_the_model_under_every_cut(size):
 
 
 def test_arguments_come_while_the_model_writes_them():
-    stream = HermesStream()
+    stream = HermesStream(TOOLS)
     assert stream.push('<tool_call>{"name": "f", "argum').tool_calls == ()
     assert stream.push('ents": {"text": ').tool_calls == ()  # a value has not begun: it may be no JSON at all
     (first,) = stream.push('"on').tool_calls

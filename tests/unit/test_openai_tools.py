@@ -16,6 +16,7 @@ from plugins.frontends.openai_http.messages import chat_prompt
 from plugins.frontends.openai_http.parse import validate
 from plugins.frontends.openai_http.schema import ChatBody, CompletionBody, TokenizeBody, bounded
 from plugins.frontends.openai_http.settings import Bounds
+from plugins.frontends.openai_http.tools import tool_use
 
 BOUNDS = Bounds(tools=4)
 CHAT, COMPLETION, TOKENIZE = (bounded(model, BOUNDS) for model in (ChatBody, CompletionBody, TokenizeBody))
@@ -58,11 +59,42 @@ def test_without_tools_there_are_none(fields):
     assert prompt(**fields).tools is None
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_call_cannot_be_forced_yet(choice):
-    error = refused(tools=[WEATHER], tool_choice=choice)
-    assert (error.param, error.code) == ("tool_choice", "unsupported")
-    assert "grammar" in error.message and "later release" in error.message
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+def allowed(mode, *names):
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named(name) for name in names]}}
+
+
+def use(**fields):
+    """What the request says of its tools, and the names of those that may be called."""
+    body = validate(CHAT, check_fields({"messages": HELLO, **fields}, CHAT.model_fields))
+    found = tool_use(body)
+    names = [tool["function"]["name"] for tool in found.callable]
+    return names, found.must_call, found.parallel, found.held_by
+
+
+def test_what_the_model_may_call():
+    tools = [WEATHER, tool("now"), tool("then")]
+    every = ["weather", "now", "then"]
+    assert use(tools=tools) == use(tools=tools, tool_choice="auto") == (every, False, True, "")
+    assert use(tools=tools, tool_choice="none") == use() == ([], False, True, "")
+    assert use(tools=tools, tool_choice="required") == (every, True, True, "tool_choice")
+    assert use(tools=tools, tool_choice="required", parallel_tool_calls=False)[2] is False
+    assert use(tools=tools, tool_choice=named("now")) == (["now"], True, False, "tool_choice")
+    assert use(tools=tools, tool_choice=allowed("auto", "then", "now")) == (every[1:], False, True, "tool_choice")
+    assert use(tools=tools, tool_choice=allowed("required", "now")) == (["now"], True, True, "tool_choice")
+    assert use(tools=tools, parallel_tool_calls=False) == (every, False, False, "parallel_tool_calls")
+    assert use(tools=[WEATHER, tool("now", strict=True)])[3] == "tools[1].function.strict"
+    assert use(tools=[WEATHER, tool("now", strict=False)])[3] == ""
+    assert use(tools=[tool("none"), tool("auto")], tool_choice=named("auto"))[0] == ["auto"], "a name is no word"
+
+
+def test_strict_is_for_the_grammar_alone():
+    body = validate(CHAT, check_fields({"messages": HELLO, "tools": [tool(strict=True)]}, CHAT.model_fields))
+    assert tool_use(body).callable == [tool(strict=True)]
+    assert tool_use(body).shown == prompt(tools=[tool(strict=True)]).tools == [tool()]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +103,20 @@ def test_a_call_cannot_be_forced_yet(choice):
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": 1}, "tool_choice"),
-        ({"tools": [WEATHER], "parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": named("weather")}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
+        ({"tools": [WEATHER], "tool_choice": named("wether")}, "tool_choice.function.name"),
+        ({"tools": [WEATHER], "tool_choice": allowed("any", "weather")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": [WEATHER], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        (
+            {"tools": [WEATHER], "tool_choice": allowed("auto", "weather", "x")},
+            "tool_choice.allowed_tools.tools[1].function.name",
+        ),
+        ({"tools": [WEATHER], "parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"tools": {}}, "tools"),
         ({"tools": [1]}, "tools[0]"),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
@@ -82,7 +127,7 @@ def test_a_call_cannot_be_forced_yet(choice):
         ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters"),
         ({"tools": [tool(other=1)]}, "tools[0].function.other"),
         ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name"),
-        ({"tools": [tool("a"), tool("b", strict=True)]}, "tools[1].function.strict"),
+        ({"tools": [tool("a"), tool("b", strict="yes")]}, "tools[1].function.strict"),
         ({"tools": [tool(str(i)) for i in range(5)]}, "tools"),
     ],
 )

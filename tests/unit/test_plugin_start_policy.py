@@ -16,7 +16,7 @@ from core.config.compose import compose, values_named
 from core.errors import ConfigError, PluginError, Terminated
 from core.hookspecs import Component
 from core.plugins import default_start_timeout, load_plugins
-from core.session import _engine_settings, inspect_session, open_session
+from core.session import inspect_session, open_session
 from core.settings import PluginSettings, Settings
 from core.testing.harness.entry_points import FakePoint, lottery, plugin_with, record_of
 
@@ -92,7 +92,7 @@ def test_the_engine_process_is_told_what_was_left_out(install, tmp_path):
         FakePoint("off", plugin_with()),
     )
     session = open_session(["plugins.on_failure=disable", "plugins.disable=[off]", "plugins.start_timeout=7"])
-    settings = Settings.from_json(_engine_settings(session, tmp_path)).plugins
+    settings = Settings.from_json(session.settings.for_process(tmp_path, session.plugins.left_out())).plugins
     assert (settings.disable, settings.start_timeout) == (("acme-a", "acme-b", "bad", "off"), 7.0)
     theirs = load_plugins(settings.disable)
     assert theirs.fingerprint() == session.plugins.fingerprint()

@@ -10,7 +10,7 @@ import pytest
 from core.assembly import build, describe
 from core.config.compose import compose
 from core.logits.chain import ProcessorChain
-from core.logits.sampling import ChainedSampler, SamplerBuilder
+from core.logits.sampling import BuiltSampler, SamplerBuilder
 from core.plugins import load_plugins
 from core.request import SamplingParams
 from core.settings import PluginSettings, Settings
@@ -30,7 +30,9 @@ def builder(*overrides: str, provides: tuple[str, ...] | None = None) -> Sampler
     if provides is not None:
         component = replace(sampler.provided.component, provides=provides)
         sampler = replace(sampler, provided=replace(sampler.provided, component=component))
-    return SamplerBuilder(sampler, description.chain("logits_processors"), build, SPEC, PluginSettings())
+    return SamplerBuilder(
+        sampler, description.chain("logits_processors"), description.chain("grammars"), build, SPEC, PluginSettings()
+    )
 
 
 @pytest.fixture
@@ -40,17 +42,18 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def test_without_processors_the_sampler_is_alone(loads: list[Any]) -> None:
+def test_without_processors_the_sampler_has_no_chain(loads: list[Any]) -> None:
     for made in (builder("logits_processors=[]"), builder(provides=("temperature",))):
         sampler = made("cpu")
-        assert isinstance(sampler, Standard) and isinstance(sampler._processors, NoProcessors)
+        assert isinstance(sampler, BuiltSampler) and isinstance(sampler._chain, NoProcessors)
+        assert isinstance(sampler._sampler, Standard) and sampler._sampler._processors is sampler._chain
         assert made.incidents() == () and not loads
 
 
 def test_the_chain_has_the_selected_processors_in_order(loads: list[Any]) -> None:
     made = builder("+logits_processors=[dry,watermark]", "plugins.quarantine_after=7")
     sampler = made("cpu")
-    assert isinstance(sampler, ChainedSampler) and isinstance(sampler._chain, ProcessorChain)
+    assert isinstance(sampler, BuiltSampler) and isinstance(sampler._chain, ProcessorChain)
     members = sampler._chain._members
     assert [member.name for member in members] == ["min_tokens", "dry", "watermark"]
     assert members[1].who.startswith("logits_processors=dry (plugin plugins.logits_processors, nonet ")
@@ -61,7 +64,7 @@ def test_the_chain_has_the_selected_processors_in_order(loads: list[Any]) -> Non
 def test_sampler_and_chain_forget_together(loads: list[Any]) -> None:
     made = builder("+logits_processors=[dry]")
     sampler = made("cpu")
-    assert isinstance(sampler, ChainedSampler)
+    assert isinstance(sampler, BuiltSampler)
     sampler._sampler.forget = lambda request_ids: None  # a sampler that does not think of the chain
     rows = [make_row("a", SamplingParams(min_tokens=9, extra={"dry": {}})), make_row("b")]
     found = sampler.sample(make_logits(2, 340), metadata_of(rows))

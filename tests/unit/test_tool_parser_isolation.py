@@ -11,6 +11,7 @@ import pytest
 
 from core.errors import GenerationError, RequestError
 from core.isolation.front import FrontLimits
+from core.request import GrammarSpec
 from core.stages.tool_parser import ParsedText, ToolCallDelta
 from core.testing.harness.fronts import FrontHarness, ids_of, oracle, request
 from core.testing.isolation import (
@@ -98,3 +99,54 @@ async def test_tool_parser_is_switched_off_after_a_few_failures():
         assert before.push("a stream that is open goes on").content
         assert [incident.quarantined for incident in h.front.incidents()] == [True]
         assert ids_of(await h.answer(request())) == oracle()
+
+
+GOOD = GrammarSpec(kind="regex", source="a")
+
+
+def guarded_grammar(answer):
+    def grammar(tools, choice, parallel):
+        tools.clear()
+        return answer() if callable(answer) else answer
+
+    return type("Parser", (), {"grammar": staticmethod(grammar)})()
+
+
+async def test_a_grammar_is_checked():
+    async def made(parser):
+        async with Harness(wrap={"tool_parser": lambda inner: parser}) as h:
+            return h.front.tool_parser.grammar(TOOLS, "auto", True)
+
+    assert await made(guarded_grammar(GOOD)) == GOOD
+    assert len(TOOLS) == 1, "what it is given is its own"
+    assert await made(guarded_grammar(None)) is None
+    assert await made(object()) is None, "a parser may know no grammars"
+    wrong = [
+        "regex",
+        GrammarSpec(kind="no such kind", source="a"),
+        GrammarSpec(kind="regex", source=5),
+        GrammarSpec(kind="regex", source="\ud800"),
+        GrammarSpec(kind="regex", after=None),
+        partial(boom, None, ""),
+    ]
+    for answer in wrong:
+        with pytest.raises(GenerationError, match="tool_parser=chaos"):
+            await made(guarded_grammar(answer))
+
+
+async def test_special_tokens_are_checked():
+    for found, expected in (
+        ((), ()),
+        (["<a>"], ("<a>",)),
+        ("<a>", None),
+        ([""], None),
+        ([5], None),
+        (["x"] * 100, None),
+    ):
+        parser = type("Odd", (), {"special_tokens": found})()
+        async with Harness(wrap={"tool_parser": lambda inner, parser=parser: parser}) as h:
+            if expected is None:
+                with pytest.raises(GenerationError, match="special_tokens"):
+                    assert h.front.tool_parser.special_tokens
+            else:
+                assert h.front.tool_parser.special_tokens == expected

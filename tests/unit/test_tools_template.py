@@ -40,7 +40,7 @@ def test_a_call_in_the_history_is_as_the_parser_finds_it(template: ChatTemplate)
     text = template.render(HISTORY, add_generation_prompt=True, tools=TOOLS)
     assert text.count("<|im_start|>system") == 1 and text.startswith("<|im_start|>system\nBe brief.")
     turn = text.split("<|im_start|>assistant\n")[1].removesuffix("<|im_end|>\n")
-    stream = HermesStream()
+    stream = HermesStream(TOOLS)
     calls = [*stream.push(turn.partition("<|im_end|>")[0]).tool_calls, *stream.finish().tool_calls]
     assert calls[0].name == "get_weather"
     assert json.loads("".join(call.arguments for call in calls)) == {"city": "Oslo"}

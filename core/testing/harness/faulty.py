@@ -19,6 +19,7 @@ from core.batch import SamplerOutput, SchedulerOutput, Verdict
 from core.outputs import TokenDelta
 from core.request import FinishReason, Request, RequestStatus
 from core.stages.detokenizer import TextDelta
+from core.stages.reasoning_parser import SplitText
 from core.stages.renderer import RenderedPrompt, TextPrompt
 from core.stages.tool_parser import ParsedText, ToolCallDelta
 
@@ -263,6 +264,34 @@ class FaultyToolStream:
 
 
 _CALL_OF_NAN = ParsedText("", (ToolCallDelta(0, name="f", arguments=NAN),))  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class FaultyReasoningParser(Wrapper):
+    """Its victim is the answer to a prompt that ends so: a parser is told of no request, and is given nothing to change."""
+
+    def stream(self, prompt: str) -> Any:
+        stream = self.inner.stream(prompt)
+        return FaultySplit(stream, self.fault) if is_victim(prompt) else stream
+
+
+@dataclass(slots=True)
+class FaultySplit:
+    inner: Any
+    fault: Fault
+    _num_pieces: int = 0
+
+    def push(self, text: str) -> Any:
+        self._num_pieces += 1
+        split = self.inner.push(text)
+        if self._num_pieces <= AFTER_TOKENS:
+            return split
+        kind = self.fault.strike({})
+        wrong: Any = {"wrong shape": text, "NaN": SplitText(NAN)}.get(kind)  # type: ignore[arg-type]
+        return split if wrong is None else wrong
+
+    def finish(self) -> Any:
+        return self.inner.finish()
 
 
 @dataclass(slots=True)

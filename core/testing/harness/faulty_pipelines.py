@@ -29,6 +29,7 @@ WRAPPERS: Mapping[str, Callable[[Any, Fault], Any]] = {
     "cache": faulty.FaultyCache,
     "executor": faulty_model.FaultyExecutor,
     "tool_parser": faulty.FaultyToolParser,
+    "reasoning_parser": faulty.FaultyReasoningParser,
     "predictor": faulty.FaultyPredictor,
     "logits_processors": faulty_model.FaultyLogitsProcessor,
     "observers": faulty.FaultyObserver,

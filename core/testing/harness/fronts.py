@@ -16,17 +16,19 @@ from core.components import GROUPS
 from core.engine import Engine
 from core.front.front import Front
 from core.front.request_fields import RequestFields
+from core.grammar.setup import GrammarSetup
 from core.isolation.faults import ComponentName, Names
 from core.isolation.front import FrontLimits
 from core.observers import Named, Observers
 from core.outputs import PluginIncident, RequestOutput, RequestRecord, StepStats
 from core.pipeline import FrontPipeline
-from core.request import Request, SamplingParams
+from core.request import GrammarSpec, Request, SamplingParams
 from core.stages.admission import AdmissionContext
 from core.stages.detokenizer import DetokenizerContext
 from core.stages.frontend import GenerateRequest
 from core.stages.incremental import Incremental
 from core.stages.load_aware import LoadAware
+from core.stages.reasoning_parser import NoReasoning, ReasoningParserContext
 from core.stages.renderer import RendererContext, TokenPrompt
 from core.stages.text_renderer import Text
 from core.stages.tool_parser import NoTools, ToolParserContext
@@ -60,6 +62,9 @@ class AnyFields(RequestFields):
     def check(self, params: SamplingParams) -> None:
         pass
 
+    def check_grammar(self, spec: GrammarSpec, param: str) -> None:
+        pass
+
     def check_priority(self, priority: int) -> None:
         pass
 
@@ -86,6 +91,7 @@ class FrontHarness:
         observers: Sequence[Any] = (),
         wrap: Mapping[str, Callable[[Any], Any]] | None = None,
         limits: FrontLimits | None = None,
+        grammars: GrammarSetup | None = None,
         vocab_size: int = VOCAB_SIZE,
         **admission: Any,
     ):
@@ -105,9 +111,11 @@ class FrontHarness:
             detokenizer=Incremental(Incremental.Settings(stream_interval=1), DetokenizerContext(self.tokenizer)),
             request_fields=AnyFields(),
             tool_parser=NoTools(NoTools.Settings(), ToolParserContext(self.spec)),
+            reasoning_parser=NoReasoning(NoReasoning.Settings(), ReasoningParserContext(self.spec)),
             observers=Observers(members),
             names=NAMES,
             limits=limits or FrontLimits(),
+            grammars=grammars,
         )
         wrapped = {group: around(getattr(pipeline, group)) for group, around in (wrap or {}).items()}
         self.front = Front(replace(pipeline, **wrapped), self.client, clock)

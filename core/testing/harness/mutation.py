@@ -12,6 +12,14 @@ _USER = {"role": "user", "content": "Tell me something about music."}
 _CHAT: dict[str, Any] = {"messages": [_USER], "max_tokens": 4}
 _TEXT: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 4}
 
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"enum": ["é", 1]}, "b": {"type": "array", "items": {"type": "integer"}, "maxItems": 2}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+_TAG: dict[str, Any] = {"structures": [{"begin": "<f>", "schema": _SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+
 GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", _CHAT),
     ("/v1/chat/completions", {**_CHAT, "stream": True, "stream_options": {"include_usage": True}}),
@@ -21,7 +29,15 @@ GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {**_CHAT, "stop": ["a", "the"], "stop_token_ids": [5], "user": "someone"}),
     ("/v1/chat/completions", {**_CHAT, "chat_template_kwargs": {"thinking": True}, "metadata": {"a": "b"}}),
     ("/v1/chat/completions", {**_CHAT, "continue_final_message": False, "add_generation_prompt": True}),
+    (
+        "/v1/chat/completions",
+        {**_CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}},
+    ),
+    ("/v1/chat/completions", {**_CHAT, "response_format": {"type": "structural_tag", **_TAG}}),
     ("/v1/completions", _TEXT),
+    ("/v1/completions", {**_TEXT, "structured_outputs": {"regex": "[a-z]{1,8}( ja)?", "disable_any_whitespace": True}}),
+    ("/v1/completions", {**_TEXT, "guided_choice": ["yes", "né"], "n": 2, "temperature": 0.9}),
+    ("/v1/completions", {**_TEXT, "guided_grammar": 'root ::= "a" root | [0-9]+', "seed": 1}),
     ("/v1/completions", {**_TEXT, "stream": True, "echo": True, "logprobs": 1}),
     ("/v1/completions", {**_TEXT, "prompt": ["Hello", "Once"], "n": 2, "best_of": 2}),
     ("/v1/completions", {**_TEXT, "prompt": [10, 20, 30], "return_token_ids": True}),

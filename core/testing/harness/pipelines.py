@@ -163,8 +163,8 @@ def joined(outputs: Sequence[RequestOutput]) -> Answered:
 def call(
     key: str, prompt: Prompt | str | Sequence[int], max_tokens: int = 16, *, cache_salt: str = "", **params: Any
 ) -> GenerateRequest:
-    """A call; greedy and without EOS unless `params` say otherwise."""
-    values: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, **params}
+    """A call; greedy and, where it has no grammar, without EOS unless `params` say otherwise."""
+    values: dict[str, Any] = {"temperature": 0.0, "ignore_eos": "grammar" not in params, **params}
     return GenerateRequest(
         key, _as_prompt(prompt), SamplingParams(**values), max_tokens=max_tokens, cache_salt=cache_salt
     )

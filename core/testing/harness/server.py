@@ -116,11 +116,23 @@ class RunningServer:
         engines: list[int] = []
 
         def found() -> bool:
-            engines[:] = [process.pid for process in self.processes() if process.pid != self.pid]
+            engines[:] = self._children("core.process")
             return bool(engines)
 
         wait_until(found, seconds)
         return engines[0]
+
+    def compiler_pids(self) -> list[int]:
+        """Of the process that compiles grammars, where there is one now."""
+        return self._children("core.grammar.compile_process")
+
+    def _children(self, module: str) -> list[int]:
+        found: list[int] = []
+        for process in self.processes():
+            with suppress(psutil.Error):  # gone meanwhile
+                if any(f"from {module} import main" in word for word in process.cmdline()):
+                    found.append(process.pid)
+        return found
 
     def socket_directories(self) -> list[Path]:
         return list(self._sockets.iterdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from typing import Any, Protocol
 
 from core.batch import TokenLogprobs
@@ -33,12 +34,14 @@ def stop_reason(output: CompletionOutput) -> int | str | None:
     return output.stop_reason
 
 
-def usage_body(usage: Usage) -> dict[str, Any]:
+def usage_body(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
+    details = {"completion_tokens_details": {"reasoning_tokens": min(reasoning_tokens, usage.completion_tokens)}}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        **(details if reasoning_tokens else {}),
     }
 
 
@@ -59,6 +62,11 @@ class Choice:
         self.logprobs += output.logprobs
         self.finish_reason = finish_reason(output)
         self.stop_reason = stop_reason(output)
+
+    @property
+    def mean_logprob(self) -> float:
+        """By which choices of different lengths are compared."""
+        return sum(row.logprob for row in self.logprobs) / max(len(self.logprobs), 1)
 
 
 @dataclass(slots=True)
@@ -83,6 +91,13 @@ class Collected:
     def in_order(self) -> Iterator[tuple[int, Choice]]:
         for index in sorted(self.choices):
             yield index, self.choices[index]
+
+    def best(self, count: int) -> Iterator[Choice]:
+        """The `count` most probable choices of each prompt, the best first."""
+        ranked = sorted(self.in_order(), key=lambda item: (item[1].prompt, -item[1].mean_logprob, item[0]))
+        for _, choices in groupby(ranked, key=lambda item: item[1].prompt):
+            for _, choice in islice(choices, count):
+                yield choice
 
 
 @dataclass(frozen=True, slots=True)

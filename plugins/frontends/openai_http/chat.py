@@ -11,6 +11,7 @@ from core.outputs import CompletionOutput, Usage
 from plugins.frontends.openai_http.answer import Choice, Collected, Head, finish_reason, stop_reason, usage_body
 from plugins.frontends.openai_http.calls import Delta
 from plugins.frontends.openai_http.logprobs import chat_logprobs, prompt_logprobs
+from plugins.frontends.openai_http.reasoning import ReasoningOfChoice
 from plugins.frontends.openai_http.tools import CallsOfChoice
 
 
@@ -18,7 +19,7 @@ from plugins.frontends.openai_http.tools import CallsOfChoice
 class ChatShape:
     """`answer.Shape` for chat. `num_top` and `num_prompt_top` are None where no logprobs were asked for.
 
-    `calls` has one entry per choice, and is empty for a request without tools.
+    `calls` has one entry per choice, and is empty for a request without tools; `reasoning` has one per choice.
     """
 
     head: Head
@@ -29,29 +30,34 @@ class ChatShape:
     include_usage: bool = False
     return_token_ids: bool = False
     calls: Sequence[CallsOfChoice] = ()
+    reasoning: Sequence[ReasoningOfChoice] = ()
     _started: set[int] = field(default_factory=set)
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         for output in delta.output.outputs:
             if output.index not in self._started:
                 yield self._first_chunk(output.index, delta)
-            words, reason = self._words(output)
+            words, reason = self._words(output, delta.output.prompt_token_ids)
             told = words or output.logprobs or (self.return_token_ids and output.token_ids)
             if told or reason is not None:
                 yield self._chunk(output, words, reason)
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        return {**self.head.body("chat.completion.chunk"), "choices": [], "usage": usage_body(usage)}
+        return {**self.head.body("chat.completion.chunk"), "choices": [], "usage": self._usage(usage)}
 
     def whole(self, collected: Collected, usage: Usage) -> dict[str, Any]:
-        choices = [self._choice(index, choice) for index, choice in collected.in_order()]
-        body = {**self.head.body("chat.completion"), "choices": choices, "usage": usage_body(usage)}
+        prompt_ids = collected.prompt_token_ids.get(0, [])
+        choices = [self._choice(index, choice, prompt_ids) for index, choice in collected.in_order()]
+        body = {**self.head.body("chat.completion"), "choices": choices, "usage": self._usage(usage)}
         if self.num_prompt_top is not None:
             rows = collected.prompt_logprobs.get(0, ())
             body["prompt_logprobs"] = prompt_logprobs(self.tokenizer, rows, self.num_prompt_top)
         if self.return_token_ids:
-            body["prompt_token_ids"] = collected.prompt_token_ids.get(0, [])
+            body["prompt_token_ids"] = prompt_ids
         return body
+
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        return usage_body(usage, sum(reasoning.num_tokens for reasoning in self.reasoning))
 
     def _first_chunk(self, index: int, delta: Delta) -> dict[str, Any]:
         """The role comes once per choice, before its text."""
@@ -62,15 +68,19 @@ class ChatShape:
         words = {"role": "assistant", "content": ""}
         return {**self._object({"index": index, "delta": words, "logprobs": None, "finish_reason": None}), **extra}
 
-    def _words(self, output: CompletionOutput) -> tuple[dict[str, Any], str | None]:
-        """The delta, and why the choice has ended. Raises GenerationError where the tool parser fails."""
+    def _words(self, output: CompletionOutput, prompt_ids: Sequence[int]) -> tuple[dict[str, Any], str | None]:
+        """The delta, and why the choice has ended. Raises GenerationError where a parser fails."""
         reason = finish_reason(output)
-        if not self.calls:
-            return ({"content": output.text} if output.text else {}), reason
-        calls = self.calls[output.index]
-        said = calls.take(output.text, ended=reason is not None)
-        words = {"content": said.content, "tool_calls": said.tool_calls}
-        return {key: value for key, value in words.items() if value}, calls.finish_reason(reason)
+        words: dict[str, Any] = {"content": output.text}
+        if self.reasoning:
+            split = self.reasoning[output.index].take(output.text, prompt_ids, ended=reason is not None)
+            words = {"reasoning_content": split.reasoning, "content": split.content}
+        if self.calls:
+            calls = self.calls[output.index]
+            said = calls.take(words["content"], ended=reason is not None)
+            words |= {"content": said.content, "tool_calls": said.tool_calls}
+            reason = calls.finish_reason(reason)
+        return {key: value for key, value in words.items() if value}, reason
 
     def _chunk(self, output: CompletionOutput, words: dict[str, Any], reason: str | None) -> dict[str, Any]:
         wanted = self.num_top is not None and output.logprobs
@@ -91,13 +101,17 @@ class ChatShape:
             body["usage"] = None
         return body
 
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _choice(self, index: int, choice: Choice, prompt_ids: Sequence[int]) -> dict[str, Any]:
         wanted = self.num_top is not None
         message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
         reason = choice.finish_reason
+        if self.reasoning:
+            split = self.reasoning[index].take(message["content"], prompt_ids, ended=True)
+            message["content"] = split.content
+            message |= {"reasoning_content": split.reasoning} if split.reasoning else {}
         if self.calls:
             calls = self.calls[index]
-            message |= calls.whole("".join(choice.text))
+            message |= calls.whole(message["content"])
             reason = calls.finish_reason(reason)
         body: dict[str, Any] = {
             "index": index,

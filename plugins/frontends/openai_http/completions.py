@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,15 @@ from plugins.frontends.openai_http.logprobs import CompletionLogprobs, prompt_lo
 
 @dataclass(slots=True)
 class CompletionShape:
-    """`answer.Shape` for completions. `echo` holds each prompt's text, and is empty where no echo was asked for."""
+    """`answer.Shape` for completions. `echo` holds each prompt's text, and is empty where no echo was asked for.
+
+    With `best_of` there are `n` choices for each prompt, and the `num_kept` most probable of them are told.
+    """
 
     head: Head
     tokenizer: Tokenizer
     n: int = 1
+    num_kept: int | None = None  # None: all
     num_top: int | None = None
     num_prompt_top: int | None = None
     include_usage: bool = False
@@ -43,8 +47,13 @@ class CompletionShape:
         return {**self.head.body("text_completion"), "choices": [], "usage": usage_body(usage)}
 
     def whole(self, collected: Collected, usage: Usage) -> dict[str, Any]:
-        choices = [self._choice(index, choice, collected) for index, choice in collected.in_order()]
+        choices = [self._choice(index, choice, collected) for index, choice in self._kept(collected)]
         return {**self.head.body("text_completion"), "choices": choices, "usage": usage_body(usage)}
+
+    def _kept(self, collected: Collected) -> Iterable[tuple[int, Choice]]:
+        if self.num_kept is None or self.num_kept >= self.n:
+            return collected.in_order()
+        return enumerate(collected.best(self.num_kept))
 
     def _first_chunk(self, index: int, delta: Delta) -> Iterator[dict[str, Any]]:
         """The echo and the prompt's ids come before a choice's own text; without either there is nothing to say."""

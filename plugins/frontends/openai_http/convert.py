@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from core.errors import RequestError, near_matches
 from core.request import RepetitionDetection, SamplingParams
 from core.stages.frontend import GenerateRequest
 from core.stages.renderer import Prompt
 from plugins.frontends.openai_http.fields import printable
 from plugins.frontends.openai_http.schema import ChatBody, CompletionBody, Sampling
+from plugins.frontends.structured_outputs import Asked
 
 _PLAIN = (
     *("n", "temperature", "top_p", "min_p", "seed", "min_tokens", "ignore_eos", "stream_interval"),
@@ -92,7 +95,9 @@ def check_model(name: str | None, served: tuple[str, ...]) -> str:
     return name
 
 
-def chat_request(body: ChatBody, prompt: Prompt, caller: Caller, defaults: Mapping[str, float]) -> GenerateRequest:
+def chat_request(
+    body: ChatBody, prompt: Prompt, caller: Caller, defaults: Mapping[str, float], asked: Asked | None = None
+) -> GenerateRequest:
     """Raises RequestError."""
     newer = body.max_completion_tokens is not None
     max_tokens = body.max_completion_tokens if newer else body.max_tokens
@@ -109,25 +114,42 @@ def chat_request(body: ChatBody, prompt: Prompt, caller: Caller, defaults: Mappi
         prompt,
         sampling_params(body, defaults, logprobs, body.prompt_logprobs),
         caller,
+        asked,
         max_tokens=max_tokens,
         max_tokens_param="max_completion_tokens" if newer else "max_tokens",
     )
 
 
 def completion_requests(
-    body: CompletionBody, prompts: list[Prompt], caller: Caller, defaults: Mapping[str, float]
+    body: CompletionBody,
+    prompts: list[Prompt],
+    caller: Caller,
+    defaults: Mapping[str, float],
+    asked: Asked | None = None,
 ) -> list[GenerateRequest]:
     """One request per prompt; ids are made unique by the prompt's index. Raises RequestError."""
     check_common(body, body.max_tokens)
-    if body.best_of not in (None, body.n or 1):
-        raise RequestError("`best_of` is only supported where it equals `n`.", param="best_of", code="unsupported")
     echoed = body.logprobs if body.echo else None
     params = sampling_params(body, defaults, body.logprobs, echoed if echoed is not None else body.prompt_logprobs)
+    params = _with_best_of(params, body)
     ids = [caller.request_id] if len(prompts) == 1 else [f"{caller.request_id}-{i}" for i in range(len(prompts))]
     return [
-        _request(body, prompt, params, replace(caller, request_id=request_id), max_tokens=body.max_tokens)
+        _request(body, prompt, params, replace(caller, request_id=request_id), asked, max_tokens=body.max_tokens)
         for request_id, prompt in zip(ids, prompts, strict=True)
     ]
+
+
+def _with_best_of(params: SamplingParams, body: CompletionBody) -> SamplingParams:
+    """As many choices as are drawn, each with the log-probabilities by which the answer's are taken."""
+    best = body.best_of
+    if best is None or best == params.n:
+        return params
+    if best < params.n:
+        raise RequestError(f"`best_of` ({best}) is less than `n` ({params.n}).", param="best_of")
+    if body.stream:
+        message = "`best_of` needs `stream: false`: which are the best is known at the end."
+        raise RequestError(message, param="best_of", code="unsupported")
+    return msgspec.structs.replace(params, n=best, logprobs=params.logprobs or 0)
 
 
 def _request(
@@ -135,16 +157,20 @@ def _request(
     prompt: Prompt,
     params: SamplingParams,
     caller: Caller,
+    asked: Asked | None,
     *,
     max_tokens: int | None,
     max_tokens_param: str = "max_tokens",
 ) -> GenerateRequest:
+    if asked is not None:
+        params = msgspec.structs.replace(params, grammar=asked.spec)
     return GenerateRequest(
         request_id=caller.request_id,
         prompt=prompt,
         params=params,
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
+        grammar_param=asked.param if asked is not None else "",
         stream=bool(body.stream),
         tenant=caller.tenant,
         priority=body.priority or 0,

@@ -23,20 +23,15 @@ class Refused:
 
 _TOOLS = "/v1/chat/completions, and a server with a tool parser (tool_parser=hermes)"
 _FUNCTIONS = "no plugin, but OpenAI's newer fields: `tools` and `tool_choice`"
-_GRAMMAR = "a sampler plugin with grammar support"
 _AUDIO = "a multimodal renderer plugin and a model with audio output"
 
 REFUSED: Mapping[str, Refused] = {
     "tools": Refused(_TOOLS, ([],)),
     "tool_choice": Refused(_TOOLS, ("none",)),
+    "parallel_tool_calls": Refused(_TOOLS, (True, False)),
     "functions": Refused(_FUNCTIONS, ([],)),
     "function_call": Refused(_FUNCTIONS, ("none",)),
-    "response_format": Refused(_GRAMMAR, ({"type": "text"},)),
-    "structured_outputs": Refused(_GRAMMAR),
-    "guided_json": Refused(_GRAMMAR),
-    "guided_regex": Refused(_GRAMMAR),
-    "guided_choice": Refused(_GRAMMAR),
-    "guided_grammar": Refused(_GRAMMAR),
+    "guided_whitespace_pattern": Refused("a grammar plugin that takes patterns for white space"),
     "audio": Refused(_AUDIO),
     "modalities": Refused(_AUDIO, (["text"],)),
     "prediction": Refused("a decode plugin that verifies predicted outputs"),

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 from fastapi import Request, Response
 
+from core.stages.frontend import GenerateRequest
 from core.stages.renderer import Prompt, TextPrompt, TokenPrompt
 from plugins.frontends.openai_http.answer import Head
 from plugins.frontends.openai_http.chat import ChatShape
 from plugins.frontends.openai_http.completions import CompletionShape
 from plugins.frontends.openai_http.convert import chat_request, check_model, completion_requests
 from plugins.frontends.openai_http.messages import chat_prompt, prompts
+from plugins.frontends.openai_http.reasoning import ReasoningOfChoice, shown_token_ids
+from plugins.frontends.openai_http.response_format import grammar_of
 from plugins.frontends.openai_http.schema import CompletionBody
 from plugins.frontends.openai_http.service import Service, includes_usage
-from plugins.frontends.openai_http.tools import calls_of
+from plugins.frontends.openai_http.tools import calls_of, grammar_beside_calls, tool_use
+
+
+def with_shown(request: GenerateRequest, shown: tuple[int, ...]) -> GenerateRequest:
+    """Its text has these special tokens, for parsers to read."""
+    return replace(request, params=msgspec.structs.replace(request.params, shown_token_ids=shown)) if shown else request
 
 
 class Generation:
@@ -24,7 +35,13 @@ class Generation:
         body = await service.read(request, service.bodies.chat)
         model = check_model(body.model, service.served)
         prompt = chat_prompt(body, body.messages, service.settings.bounds)
-        generate = chat_request(body, prompt, service.caller(request, "chatcmpl"), service.defaults)
+        parser = service.front.tool_parser
+        calls = calls_of(parser, prompt.tools or (), body.n or 1)
+        asked = grammar_beside_calls(tool_use(body), parser, grammar_of(body))
+        generate = chat_request(body, prompt, service.caller(request, "chatcmpl"), service.defaults, asked)
+        splitter = service.front.reasoning_parser
+        markers = (*splitter.special_tokens, *(parser.special_tokens if calls else ()))
+        generate = with_shown(generate, shown_token_ids(service.tokenizer, markers))
         shape = ChatShape(
             Head(generate.request_id, model),
             service.tokenizer,
@@ -33,7 +50,8 @@ class Generation:
             num_prompt_top=body.prompt_logprobs,
             include_usage=includes_usage(body),
             return_token_ids=bool(body.return_token_ids),
-            calls=calls_of(service.front.tool_parser, prompt.tools or (), generate.params.n),
+            calls=calls,
+            reasoning=[ReasoningOfChoice(splitter, service.tokenizer) for _ in range(generate.params.n)],
         )
         return service.answer([generate], shape, body)
 
@@ -44,11 +62,12 @@ class Generation:
         add_special = body.add_special_tokens is not False
         asked = prompts(body.prompt, service.settings.bounds, add_special)
         caller = service.caller(request, "cmpl")
-        generates = completion_requests(body, asked, caller, service.defaults)
+        generates = completion_requests(body, asked, caller, service.defaults, grammar_of(body))
         shape = CompletionShape(
             Head(caller.request_id, model),
             service.tokenizer,
             n=generates[0].params.n,
+            num_kept=body.n or 1,
             num_top=body.logprobs,
             num_prompt_top=body.prompt_logprobs,
             include_usage=includes_usage(body),

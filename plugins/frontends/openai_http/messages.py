@@ -62,6 +62,8 @@ def _check_tool_fields(message: Mapping[str, Any], param: str) -> None:
         )
     if role != "assistant" and message.get("tool_calls") not in (None, []):
         raise RequestError("Only a message of the assistant has tool calls.", param=f"{param}.tool_calls")
+    if role != "assistant" and message.get("reasoning_content") is not None:
+        raise RequestError("Only a message of the assistant has reasoning.", param=f"{param}.reasoning_content")
     if role != "tool" and message.get("tool_call_id") is not None:
         raise RequestError("Only a message of a tool answers a tool call.", param=f"{param}.tool_call_id")
     if role == "tool" and message.get("tool_call_id") is None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from starlette.requests import Request
 
 from core.errors import RequestError
 from plugins.frontends.openai_http import strict_json
 from plugins.frontends.openai_http.fields import check_fields, printable
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 IN_THREAD_BYTES = 256 << 10  # larger bodies are parsed off the event loop
 Checked = TypeVar("Checked")

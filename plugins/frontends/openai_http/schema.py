@@ -21,7 +21,10 @@ from pydantic import (
 )
 
 from core.stages.frontend import MAX_TTL_S
+from plugins.frontends.openai_http.response_format import ResponseFormat
 from plugins.frontends.openai_http.settings import Bounds
+from plugins.frontends.openai_http.tool_choice import TOOL_CHOICE
+from plugins.frontends.structured_outputs import Backend, GrammarText, JsonSchema, Options, StructuredOutputs
 
 MAX_INT32 = (1 << 31) - 1
 MAX_TEXT = 1 << 24  # characters; the body limit is smaller
@@ -38,20 +41,6 @@ Text = Annotated[str, Field(max_length=MAX_TEXT)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_INT32)]
 
 
-_NAMED_TOOL = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 256}}, "required": ["name"]}
-_TOOL_CHOICE = {
-    "anyOf": [
-        {"enum": ["none", "auto", "required"]},
-        {
-            "type": "object",
-            "properties": {"type": {"const": "function"}, "function": _NAMED_TOOL},
-            "required": ["type", "function"],
-        },
-        {"type": "null"},
-    ]
-}
-
-
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -65,7 +54,6 @@ class WithoutEffect(Body):
     prompt_cache_key: Label | None = None  # the prefix cache finds shared prefixes by itself
     prompt_cache_retention: Literal["in_memory"] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    parallel_tool_calls: bool | None = None  # false is refused where there are tools (`tools.tools_of`)
     request_id: Annotated[str, Field(max_length=128)] | None = None  # vLLM's field; X-Request-Id is the one echoed
 
 
@@ -99,7 +87,19 @@ def _visible(words: list[str]) -> list[str]:
     return words
 
 
-class Sampling(WithoutEffect):
+class Structured(WithoutEffect):
+    """What the answer must be: one of these fields at most (`response_format.grammar_of`). OpenAI's, vLLM's, vLLM's older."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema = None
+    guided_regex: GrammarText | None = None
+    guided_choice: Options | None = None
+    guided_grammar: GrammarText | None = None
+    guided_decoding_backend: Backend | None = None
+
+
+class Sampling(Structured):
     """What chat and completions share. OpenAI's names, then vLLM's for the extensions."""
 
     model: Annotated[str, Field(max_length=256)] | None = None  # missing or "": the first served model
@@ -161,6 +161,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: list[TextPart] | None
     name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    reasoning_content: Text | None = None  # of the assistant; for chat templates that show it
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
 
@@ -169,7 +170,7 @@ class FunctionTool(Body):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", max_length=64)]
     description: Text | None = None
     parameters: Annotated[dict[Annotated[str, Field(max_length=256)], Any], Field(max_length=256)] | None = None
-    strict: bool | None = None  # true is refused (`tools.tools_of`)
+    strict: bool | None = None  # true: a grammar holds calls to the parameters
 
 
 class Tool(Body):
@@ -190,7 +191,8 @@ class ChatBody(Sampling, Templated):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
-    tool_choice: Annotated[Any, WithJsonSchema(_TOOL_CHOICE)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(TOOL_CHOICE)] = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     add_special_tokens: Literal[False] | None = None  # the template writes them
     logprobs: bool | None = None
@@ -198,12 +200,12 @@ class ChatBody(Sampling, Templated):
 
 
 class CompletionBody(Sampling):
-    """POST /v1/completions. `best_of` is honoured only where it changes nothing: equal to `n`."""
+    """POST /v1/completions."""
 
     prompt: Any
     echo: bool | None = None
     logprobs: int | None = None
-    best_of: int | None = None
+    best_of: int | None = None  # sequences of which the `n` most probable are told
     add_special_tokens: bool | None = None
 
 
@@ -237,6 +239,7 @@ def _message_schema(bounds: Bounds) -> WithJsonSchema:
         "name": {**text, "minLength": 1, "maxLength": 64},
         "tool_calls": {"type": "array", "items": call, "maxItems": MAX_CALLS},
         "tool_call_id": {**text, "minLength": 1, "maxLength": 128},
+        "reasoning_content": text,
     }
     return WithJsonSchema({"type": "object", "properties": properties, "required": ["role"]})
 

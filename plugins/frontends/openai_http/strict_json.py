@@ -79,3 +79,12 @@ def loads(body: bytes, *, depth: int = 64) -> Any:
     if "\\ud" in text or "\\uD" in text:
         _check_surrogates(value)
     return value
+
+
+def field(text: str, param: str, *, depth: int) -> Any:
+    """Parse a field that holds JSON as a text. Raises RequestError that names it."""
+    try:
+        return loads(text.encode("utf-8", "surrogatepass"), depth=depth)
+    except RequestError as error:
+        message = error.message.replace("The body", f"`{param}`", 1)
+        raise RequestError(message, param=param, code="invalid_json") from None

@@ -8,51 +8,122 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.errors import RequestError
-from core.stages.tool_parser import ToolCallDelta, ToolParser, ToolStream
-from plugins.frontends.openai_http.schema import ChatBody, Templated, Tool
+import msgspec
 
-_GRAMMAR = "needs a sampler with grammar support, which a later release brings"
+from core.errors import RequestError
+from core.grammar.schema.foreign_types import with_json_types
+from core.request import GrammarSpec
+from core.stages.tool_parser import AUTO, REQUIRED, ToolCallDelta, ToolParser, ToolStream
+from plugins.frontends.openai_http.schema import ChatBody, Templated
+from plugins.frontends.openai_http.tool_choice import tool_choice
+from plugins.frontends.structured_outputs import Asked, compact
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a request says of its tools, checked."""
+
+    tools: list[dict[str, Any]]  # OpenAI's shape, `strict` included; all that the model is told of
+    callable: list[dict[str, Any]]  # those of them that it may call
+    must_call: bool = False
+    parallel: bool = True
+    held_by: str = ""  # the field that only a grammar can honour; "": none does
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """As chat templates get them."""
+        return [_without_strict(tool) for tool in self.tools]
+
+
+def tool_use(body: Templated) -> ToolUse:
+    """Raises RequestError.
+
+    With `tool_choice: none` there are no tools: the model does not see them, and its text is content.
+    """
+    tools = body.tools or []
+    names: dict[str, str] = {}
+    for index, tool in enumerate(tools):
+        param = f"tools[{index}].function"
+        if tool.function.name in names:
+            raise RequestError(f"Two tools have the name `{tool.function.name}`.", param=f"{param}.name")
+        names[tool.function.name] = param
+    known = [tool.model_dump(exclude_none=True) for tool in tools]
+    if not isinstance(body, ChatBody):
+        return ToolUse(known, known)
+    choice = tool_choice(body.tool_choice, list(names))
+    if choice.hides_tools or not tools:
+        return ToolUse([], [])
+    parallel = body.parallel_tool_calls is not False and choice.many
+    named = set(names if choice.names is None else choice.names)
+    strict = [names[tool.function.name] for tool in tools if tool.function.strict and tool.function.name in named]
+    held_by = choice.held_by or (f"{strict[0]}.strict" if strict else "" if parallel else "parallel_tool_calls")
+    callable_ = [tool for tool in known if tool["function"]["name"] in named]
+    return ToolUse(known, callable_, choice.must_call, parallel, held_by)
 
 
 def tools_of(body: Templated) -> list[dict[str, Any]]:
-    """The tools that the model is told of, and whose calls are looked for. Raises RequestError.
+    """The tools that the model is told of, and whose calls are looked for. Raises RequestError."""
+    return tool_use(body).shown
 
-    With `tool_choice: none` there are none of them: the model does not see them, and its text is content.
+
+def grammar_of_calls(use: ToolUse, parser: ToolParser) -> Asked | None:
+    """What holds the calls to their schemas; None where nothing asks for that. Raises RequestError."""
+    if not use.held_by:
+        return None
+    choice = REQUIRED if use.must_call else AUTO
+    return Asked(_grammar(parser, use.callable, choice, use.parallel, use.held_by), "tools")
+
+
+def grammar_beside_calls(use: ToolUse, parser: ToolParser, asked: Asked | None) -> Asked | None:
+    """The answer's grammar: of calls, of text, or of both, where the model may do either: one call, or one text.
+
+    Raises RequestError for what cannot be had together.
     """
-    tools = body.tools or []
-    choice = body.tool_choice if isinstance(body, ChatBody) else None
-    _check_choice(choice, bool(tools))
-    if tools and isinstance(body, ChatBody) and body.parallel_tool_calls is False:
-        raise _unsupported(f"`parallel_tool_calls: false` {_GRAMMAR}.", "parallel_tool_calls")
-    known: set[str] = set()
-    for index, tool in enumerate(tools):
-        _check_tool(tool, f"tools[{index}].function", known)
-    left_out = {"function": {"strict"}}
-    return [] if choice == "none" else [tool.model_dump(exclude_none=True, exclude=left_out) for tool in tools]
+    if asked is None or not use.tools:
+        return grammar_of_calls(use, parser) if asked is None else asked
+    if use.must_call:
+        message = f"`{asked.param}` and a `tool_choice` that makes the model call a tool exclude each other."
+        raise RequestError(message, param=asked.param)
+    spec = asked.spec
+    if spec.kind not in ("json_schema", "json_object"):
+        message = f"`{asked.param}` and `tools` go together for JSON alone; for this grammar send `tool_choice: none`."
+        raise RequestError(message, param=asked.param)
+    call = _grammar(parser, use.callable, REQUIRED, False, asked.param)
+    if call.kind != "structural_tag" or call.after:
+        message = f"`{asked.param}` and `tools` do not go together in the format of this server's tool parser."
+        raise RequestError(message, param=asked.param, code="unsupported")
+    tag = json.loads(call.source)
+    schema = json.loads(spec.source) if spec.kind == "json_schema" else {"type": "object"}
+    tag["structures"].append({"begin": "", "schema": schema, "end": ""})
+    both = msgspec.structs.replace(spec, kind=call.kind, source=compact(tag))
+    return Asked(both, asked.param)
 
 
-def _check_choice(choice: Any, has_tools: bool) -> None:
-    if choice == "required" or isinstance(choice, dict):
-        raise _unsupported(
-            f"A `tool_choice` that makes the model call a tool {_GRAMMAR}; `auto` lets it.", "tool_choice"
+def _grammar(
+    parser: ToolParser, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool, param: str
+) -> GrammarSpec:
+    """`param`: the field that needs it."""
+    spec = parser.grammar([_with_json_types(tool) for tool in tools], choice, parallel)
+    if spec is None:
+        message = (
+            f"`{param}` needs a tool parser that can say in a grammar how calls are written (`tool_parser=hermes`)."
         )
-    if choice not in (None, "none", "auto"):
-        raise RequestError("`tool_choice` is `auto`, `none`, `required` or a function.", param="tool_choice")
-    if choice == "auto" and not has_tools:
-        raise RequestError("`tool_choice` needs `tools`.", param="tool_choice")
+        raise RequestError(message, param=param, code="unsupported")
+    return spec
 
 
-def _check_tool(tool: Tool, param: str, known: set[str]) -> None:
-    if tool.function.strict:
-        raise _unsupported(f"`strict: true` {_GRAMMAR}.", f"{param}.strict")
-    if tool.function.name in known:
-        raise RequestError(f"Two tools have the name `{tool.function.name}`.", param=f"{param}.name")
-    known.add(tool.function.name)
+def _with_json_types(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists of tools are full of types that JSON Schema does not have: `dict`, `float`."""
+    function = tool["function"]
+    if "parameters" not in function:
+        return dict(tool)
+    return {**tool, "function": {**function, "parameters": with_json_types(function["parameters"])}}
 
 
-def _unsupported(message: str, param: str) -> RequestError:
-    return RequestError(message, param=param, code="unsupported")
+def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    """For chat templates, which would show it to the model."""
+    function = {key: value for key, value in tool["function"].items() if key != "strict"}
+    return {**tool, "function": function}
 
 
 @dataclass(frozen=True, slots=True)

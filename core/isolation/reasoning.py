@@ -1,0 +1,92 @@
+"""The reasoning parser as frontends see it: what it does wrong fails one answer, and switches it off when it happens often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from core.errors import GenerationError
+from core.isolation.front import Guard, MalformedError, is_encodable, kind_of
+from core.isolation.tools import markers_of
+from core.stages.reasoning_parser import AllContent, ReasoningParser, ReasoningSpan, ReasoningStream, SplitText
+
+MAX_MARKER_CHARS = 256
+_NOTHING = SplitText()
+
+
+class GuardedReasoningParser:
+    """`core.stages.reasoning_parser.ReasoningParser`. Raises GenerationError that names the component.
+
+    Once it is switched off all text is content: an answer that is not split is better than none.
+    """
+
+    def __init__(self, parser: ReasoningParser, guard: Guard):
+        self._parser = parser
+        self._guard = guard
+
+    def stream(self, prompt: str) -> ReasoningStream:
+        if self._is_off:
+            return AllContent()
+        return GuardedSplit(self._guard.call(self._opened, prompt), self._guard)
+
+    def span(self, prompt: str) -> ReasoningSpan | None:
+        return None if self._is_off else self._guard.call(self._checked_span, prompt)
+
+    @property
+    def special_tokens(self) -> Sequence[str]:
+        return () if self._is_off else self._guard.call(markers_of, self._parser)
+
+    @property
+    def _is_off(self) -> bool:
+        incident = self._guard.incident
+        return incident is not None and incident.quarantined
+
+    def _opened(self, prompt: str) -> ReasoningStream:
+        stream = self._parser.stream(prompt)
+        if not (callable(getattr(stream, "push", None)) and callable(getattr(stream, "finish", None))):
+            raise MalformedError(f"stream returned {kind_of(stream)}, which is no ReasoningStream")
+        return stream
+
+    def _checked_span(self, prompt: str) -> ReasoningSpan | None:
+        span = self._parser.span(prompt)
+        if span is None:
+            return None
+        if type(span) is not ReasoningSpan or not (_is_marker(span.begin) and _is_marker(span.end) and span.end):
+            raise MalformedError("span returned what is no ReasoningSpan with texts, and an end")
+        return span
+
+
+class GuardedSplit:
+    """`core.stages.reasoning_parser.ReasoningStream`, checked. After an error every call raises it again."""
+
+    def __init__(self, stream: ReasoningStream, guard: Guard):
+        self._stream = stream
+        self._guard = guard
+        self._error: GenerationError | None = None
+
+    def push(self, text: str) -> SplitText:
+        return self._checked(self._stream.push, text) if text else _NOTHING
+
+    def finish(self) -> SplitText:
+        return self._checked(self._stream.finish)
+
+    def _checked(self, fn: Callable[..., SplitText], *args: str) -> SplitText:
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._guard.call(lambda: _check(fn(*args)))
+        except GenerationError as error:
+            self._error = error
+            raise
+
+
+def _check(split: object) -> SplitText:
+    if type(split) is not SplitText:
+        raise MalformedError(f"it returned {kind_of(split)}, not a SplitText")
+    for text in (split.reasoning, split.content):
+        if type(text) is not str or not is_encodable(text):
+            raise MalformedError("it returned a SplitText with what is no text")
+    return split
+
+
+def _is_marker(text: object) -> bool:
+    return type(text) is str and len(text) <= MAX_MARKER_CHARS and is_encodable(text)

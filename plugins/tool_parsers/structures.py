@@ -1,0 +1,114 @@
+"""Grammars of calls: the texts around their arguments, and the schemas of these."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from core.request import GrammarSpec
+from core.stages.tool_parser import AUTO, REQUIRED
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """A call is `begin`, arguments as JSON, `end`. In `begin`, {name} stands for the tool's name as a JSON text, {word} for the
+    name as it is."""
+
+    begin: str
+    end: str
+    trigger: str  # what `begin` begins with, and content does not have; "" where no content comes before
+    separator: str | None = None  # between two calls; None: no call follows another
+
+    def begin_of(self, name: str) -> str:
+        return self.begin.format(name=json.dumps(name, ensure_ascii=False), word=name)
+
+
+def chosen(tools: Sequence[Mapping[str, Any]], choice: str) -> list[Mapping[str, Any]]:
+    """The functions that may be called, in the order of the tools."""
+    functions: list[Mapping[str, Any]] = [tool["function"] for tool in tools]
+    if choice in (AUTO, REQUIRED):
+        return functions
+    return [function for function in functions if function["name"] == choice]
+
+
+def schema_of(function: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The schema of a function's arguments, which are an object whatever it says. None: it allows no object."""
+    schema = function.get("parameters") or {}
+    kinds = schema.get("type", "object")
+    return (
+        {**schema, "type": "object"} if kinds == "object" or (isinstance(kinds, list) and "object" in kinds) else None
+    )
+
+
+def structural_tag(
+    wording: Wording, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool
+) -> GrammarSpec | None:
+    """None where there is no such tool, or one whose arguments cannot be an object."""
+    functions = chosen(tools, choice)
+    schemas = [schema_of(function) for function in functions]
+    if not functions or None in schemas:
+        return None
+    source: dict[str, Any] = {
+        "structures": [
+            {"begin": wording.begin_of(function["name"]), "schema": schema, "end": wording.end}
+            for function, schema in zip(functions, schemas, strict=True)
+        ],
+        "triggers": [wording.trigger] if wording.trigger else [],
+        "at_least_one": choice != AUTO,
+        "stop_after_first": wording.separator is None or not parallel,
+        "separator": wording.separator or "",
+    }
+    return _spec(source)
+
+
+def _spec(source: Mapping[str, Any]) -> GrammarSpec:
+    """Arguments have the white space that models have learnt to write in calls: that of Python's `json.dumps`."""
+    return GrammarSpec(kind="structural_tag", source=json.dumps(source, ensure_ascii=False), any_whitespace=False)
+
+
+def list_of_calls(marker: str, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> GrammarSpec | None:
+    """Calls as one list of objects behind a marker. None as above."""
+    functions = chosen(tools, choice)
+    schemas = [schema_of(function) for function in functions]
+    if not functions or None in schemas:
+        return None
+    items = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function["name"]},
+                "arguments": _moved(schema, f"#/items/anyOf/{index}/properties/arguments"),
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for index, (function, schema) in enumerate(zip(functions, schemas, strict=True))
+    ]
+    calls = {"type": "array", "items": {"anyOf": items}, "minItems": 1, **({} if parallel else {"maxItems": 1})}
+    source = {
+        "structures": [{"begin": marker, "schema": calls, "end": ""}],
+        "triggers": [marker],
+        "at_least_one": choice != AUTO,
+        "stop_after_first": True,
+        "separator": "",
+    }
+    return _spec(source)
+
+
+_VALUES = frozenset({"const", "enum", "default", "example", "examples"})
+"""Keywords whose values are no schemas."""
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema that stands at `place` of another one: references to its own root begin there."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: value if key in _VALUES else _moved(value, place) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        moved["$ref"] = place + reference[1:]
+    return moved

@@ -1,0 +1,40 @@
+"""The built-in grammar backends keep the contract, and more of it than is asked of all."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from core.request import GRAMMAR_KINDS
+from core.testing.grammar import GrammarContract, segmented
+from plugins.grammars.llguidance_backend import LLGuidance
+
+
+class Whole(GrammarContract):
+    provides = frozenset(GRAMMAR_KINDS)
+
+    def test_texts_fit_in_any_tokens(self) -> None:
+        rng = random.Random(4)
+        for case in self.cases():
+            for text in case.example.texts:
+                for _ in range(4):
+                    ids = segmented(case.vocabulary, text, rng)
+                    done = case.grammar.matcher().accept([*ids, min(case.vocabulary.eos_ids)])
+                    assert done == len(ids) + 1, f"{case.name}: {case.show(ids[:done])} fits, and no more of {text!r}"
+
+
+class TestLLGuidance(Whole):
+    component = LLGuidance
+
+
+class TestXGrammar(Whole):
+    @pytest.fixture(autouse=True)
+    def _installed(self) -> None:
+        pytest.importorskip("xgrammar", reason="pip install nonet[xgrammar]")
+        from plugins.grammars.xgrammar_backend import XGrammar
+
+        type(self).component = XGrammar
+
+
+del Whole
