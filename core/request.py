@@ -31,7 +31,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     `source`; where the model reasons, it sets `after` and `opening`, too."""
 
     kind: str  # one of GRAMMAR_KINDS
-    source: str = ""  # json_schema, structural_tag: JSON; choice: a JSON list of texts; regex, ebnf: as they are; json_object: ""
+    # json_schema, structural_tag: JSON; choice: a JSON list of texts; regex, ebnf: as they are; json_object: ""
+    source: str = ""
     any_whitespace: bool = True  # JSON: white space between its tokens, within the backend's bounds
     backend: str = ""  # the option of config group `grammars` that compiles it; "": the first that does
     artifact: bytes = b""  # what the backend made of it, by which it is loaded where the sampler runs
@@ -62,7 +63,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    shown_token_ids: tuple[int, ...] = ()  # special tokens that are part of the text all the same: markers that a parser reads
+    # special tokens that are part of the text all the same: markers that a parser reads
+    shown_token_ids: tuple[int, ...] = ()
     stream_interval: int = 0  # tokens per delta; 0: the detokenizer's own setting
     logprobs: int | None = None  # top alternatives per sampled token; 0: the sampled token alone
     prompt_logprobs: int | None = None
