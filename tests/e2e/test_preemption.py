@@ -16,6 +16,7 @@ from typing import Any, Literal
 import pytest
 
 from core.pipeline import Part, PipelineDescription
+from core.request import GrammarSpec
 from core.session import Session, open_session
 from core.stages.frontend import GenerateRequest
 from core.testing.forced_preemption import ForcedPreemption
@@ -24,6 +25,7 @@ from core.testing.tiny_models import make_tiny_model
 
 FIRST_ID, VOCAB = 6, 330  # of the tiny model's tokenizer, special tokens left out
 NUM_CALLS = 500
+SCHEMA = '{"type": "array", "items": {"enum": ["first", "second", 7, true]}, "minItems": 1}'
 AT_ONCE = 50  # calls that are sent together
 SWAP = "cache.num_swap_blocks=64"
 Mode = Literal["swap", "recompute"]
@@ -57,6 +59,8 @@ def forced_calls() -> list[GenerateRequest]:
         {**sampled, "n": 3, "repetition_penalty": 1.2, "logprobs": 1},
         {"stop_token_ids": tuple(range(50, 60)), "min_tokens": 4},
         {**sampled, "allowed_token_ids": tuple(range(20, 200, 3))},
+        {**sampled, "grammar": GrammarSpec(kind="regex", source="(no|yes), [a-f]{2,6} of [0-9]+"), "n": 3},
+        {"grammar": GrammarSpec(kind="json_schema", source=SCHEMA), "frequency_penalty": 0.6, "stop": ("7",)},
     )
     shared = random_ids(36, seed=99)
     lengths = random.Random(5)
