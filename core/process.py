@@ -264,6 +264,11 @@ def remove_socket_directory(address: str) -> None:
     shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
 
 
+def child_environ() -> dict[str, str]:
+    """Environment of a child that imports what this process does, also where its working directory is another."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
+
+
 def die_with_parent() -> None:
     """Linux: the kernel kills this process with the thread that started it, also while a native call holds the GIL."""
     if sys.platform == "linux":

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from core.process import HIGH_WATER_MARK, remove_socket_directory
+from core.process import HIGH_WATER_MARK, child_environ, remove_socket_directory
 from core.wire import MAX_FRAME_BYTES, AnyMessage, Boot, decode
 
 MAX_SOCKET_PATH = 100  # bytes; sun_path holds 104 on macOS and 108 on Linux
@@ -49,8 +49,7 @@ class EngineChild:
         os.chmod(self._address.removeprefix("ipc://"), 0o600)
 
     def _spawn(self, factory: str) -> subprocess.Popen[bytes]:
-        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, bufsize=0, env={**os.environ, "PYTHONPATH": path})
+        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, bufsize=0, env=child_environ())
         boot = Boot(address=self._address, identity=self._identity, factory=factory)
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # a child that died already is noticed by its exit status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from core.grammar.frames import (
     Trying,
     Warming,
 )
+from core.process import child_environ
 
 COMMAND = (sys.executable, "-P", "-c", "from core.grammar.compile_process import main; main()")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # it has no matrices
@@ -57,8 +57,7 @@ class CompileChild:
 
     def __init__(self, boot: Boot):
         """Raises OSError where no process can be started."""
-        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-        environ = {**ONE_THREAD, **os.environ, "PYTHONPATH": path}
+        environ = {**ONE_THREAD, **child_environ()}
         self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=environ)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._pipe = FramePipe(self._process.stdout.fileno(), self._process.stdin.fileno(), CompilerMessage)

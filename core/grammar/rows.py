@@ -19,7 +19,7 @@ from core.errors import Terminated, described
 from core.grammar.cuts import Cut, apply_cuts, apply_masks
 from core.grammar.prelude import BehindText, Prelude
 from core.grammar.progress import MAX_FORCED, GrammarProgress
-from core.isolation.faults import ComponentName, Tally
+from core.isolation.faults import ComponentName, Tally, drained
 from core.outputs import PluginIncident
 from core.request import GrammarSpec, SamplingParams
 from core.stages.grammar import CompiledGrammar, GrammarBackend, Mask, Matcher, Vocabulary, mask_size
@@ -138,12 +138,11 @@ class GrammarRows:
         for share in self._shares.values():
             if error := self._result(share):
                 errors.update(dict.fromkeys(share.indices, error))
-        good = [place for place, index in enumerate(self._touched) if index not in errors]
         if self._on_host:
             shares = [share for share in self._shares.values() if share.indices[0] not in errors]
             cuts = [cut for share in shares for cut in share.cuts]
             apply_cuts(logits, [index for share in shares for index in share.indices], cuts)
-        elif good:
+        elif good := [place for place, index in enumerate(self._touched) if index not in errors]:
             apply_masks(logits, [self._touched[place] for place in good], self._masks[good])
         self._rows = None  # a step that is run again begins anew
         return errors
@@ -169,14 +168,7 @@ class GrammarRows:
                 self._held.pop(request_id, None)
 
     def incidents(self) -> Sequence[PluginIncident]:
-        if not self._incidents:
-            return ()
-        found = tuple(self._incidents)
-        self._incidents.clear()
-        return found
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        return drained(self._incidents)
 
     def _share(self, row: SampledRow, spec: GrammarSpec) -> Share:
         held = self._held.get(row.request_id)

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -88,6 +89,15 @@ class Tally:
                 "%s is switched off until the next start, after %d failures: %s", part.who, failures, reason
             )
         return incident
+
+
+def drained(incidents: deque[PluginIncident]) -> tuple[PluginIncident, ...]:
+    """All of them; none is left. Asked in each step, nearly always for nothing."""
+    if not incidents:
+        return ()
+    found = tuple(incidents)
+    incidents.clear()
+    return found
 
 
 def is_told(count: int) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from core.errors import GenerationError
 from core.isolation.front import Guard, MalformedError, is_encodable, kind_of
+from core.isolation.streams import CheckedStream, opened
 from core.isolation.tools import markers_of
 from core.stages.reasoning_parser import AllContent, ReasoningParser, ReasoningSpan, ReasoningStream, SplitText
 
@@ -26,7 +26,7 @@ class GuardedReasoningParser:
     def stream(self, prompt: str) -> ReasoningStream:
         if self._is_off:
             return AllContent()
-        return GuardedSplit(self._guard.call(self._opened, prompt), self._guard)
+        return CheckedStream(self._guard.call(self._opened, prompt), self._guard, _check, _NOTHING)
 
     def span(self, prompt: str) -> ReasoningSpan | None:
         return None if self._is_off else self._guard.call(self._checked_span, prompt)
@@ -41,10 +41,7 @@ class GuardedReasoningParser:
         return incident is not None and incident.quarantined
 
     def _opened(self, prompt: str) -> ReasoningStream:
-        stream = self._parser.stream(prompt)
-        if not (callable(getattr(stream, "push", None)) and callable(getattr(stream, "finish", None))):
-            raise MalformedError(f"stream returned {kind_of(stream)}, which is no ReasoningStream")
-        return stream
+        return opened(self._parser.stream(prompt), "ReasoningStream")
 
     def _checked_span(self, prompt: str) -> ReasoningSpan | None:
         span = self._parser.span(prompt)
@@ -53,30 +50,6 @@ class GuardedReasoningParser:
         if type(span) is not ReasoningSpan or not (_is_marker(span.begin) and _is_marker(span.end) and span.end):
             raise MalformedError("span returned what is no ReasoningSpan with texts, and an end")
         return span
-
-
-class GuardedSplit:
-    """`core.stages.reasoning_parser.ReasoningStream`, checked. After an error every call raises it again."""
-
-    def __init__(self, stream: ReasoningStream, guard: Guard):
-        self._stream = stream
-        self._guard = guard
-        self._error: GenerationError | None = None
-
-    def push(self, text: str) -> SplitText:
-        return self._checked(self._stream.push, text) if text else _NOTHING
-
-    def finish(self) -> SplitText:
-        return self._checked(self._stream.finish)
-
-    def _checked(self, fn: Callable[..., SplitText], *args: str) -> SplitText:
-        if self._error is not None:
-            raise self._error
-        try:
-            return self._guard.call(lambda: _check(fn(*args)))
-        except GenerationError as error:
-            self._error = error
-            raise
 
 
 def _check(split: object) -> SplitText:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from core.errors import GenerationError, RequestError
+from core.errors import RequestError
 from core.isolation.front import Guard, MalformedError, is_encodable, kind_of
+from core.isolation.streams import CheckedStream, opened
 from core.request import GRAMMAR_KINDS, GrammarSpec
 from core.stages.tool_parser import ParsedText, ToolCallDelta, ToolParser, ToolStream
 
@@ -26,7 +27,7 @@ class GuardedToolParser:
     def stream(self, tools: Sequence[Mapping[str, Any]]) -> ToolStream:
         """Raises RequestError: 503 once it is switched off, or what the parser itself says of the tools."""
         self._check_running()
-        return GuardedStream(self._guard.call(self._opened, tools), self._guard)
+        return CheckedStream(self._guard.call(self._opened, tools), self._guard, _Calls().check, _NOTHING)
 
     def grammar(self, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> GrammarSpec | None:
         """None, too, of a parser that knows no grammars. Raises what `stream` raises."""
@@ -61,37 +62,16 @@ class GuardedToolParser:
         return spec
 
     def _opened(self, tools: Sequence[Mapping[str, Any]]) -> ToolStream:
-        stream = self._parser.stream(deepcopy(list(tools)))
-        if not (callable(getattr(stream, "push", None)) and callable(getattr(stream, "finish", None))):
-            raise MalformedError(f"stream returned {kind_of(stream)}, which is no ToolStream")
-        return stream
+        return opened(self._parser.stream(deepcopy(list(tools))), "ToolStream")
 
 
-class GuardedStream:
-    """`core.stages.tool_parser.ToolStream`, checked. After an error every call raises it again."""
+class _Calls:
+    """What a stream has said of calls so far: the next pieces must go on from there."""
 
-    def __init__(self, stream: ToolStream, guard: Guard):
-        self._stream = stream
-        self._guard = guard
+    def __init__(self) -> None:
         self._num_calls = 0
-        self._error: GenerationError | None = None
 
-    def push(self, text: str) -> ParsedText:
-        return self._checked(self._stream.push, text) if text else _NOTHING
-
-    def finish(self) -> ParsedText:
-        return self._checked(self._stream.finish)
-
-    def _checked(self, fn: Callable[..., ParsedText], *args: str) -> ParsedText:
-        if self._error is not None:
-            raise self._error
-        try:
-            return self._guard.call(lambda: self._check(fn(*args)))
-        except GenerationError as error:
-            self._error = error
-            raise
-
-    def _check(self, parsed: object) -> ParsedText:
+    def check(self, parsed: object) -> ParsedText:
         if type(parsed) is not ParsedText or type(parsed.content) is not str or not is_encodable(parsed.content):
             raise MalformedError("it returned what is no ParsedText with a text as content")
         if not isinstance(parsed.tool_calls, tuple | list):

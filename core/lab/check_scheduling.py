@@ -11,18 +11,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, wraps
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from core.lab.pieces import Outcome, main
+from core.lab.pieces import Outcome, Size, given, main, sized
 from core.process import collect_rarely
 from core.simulation.scenarios import BASELINE, CODE, CONVERSATION, FLOOD, LOADS, OVERLOAD, SHORT_UNDER_LONG
 from core.simulation.table import TableSettings, make_table
 from core.simulation.table_rows import Table
 from core.simulation.table_text import as_text
 
-Size = Literal["quick", "full"]
 TABLE_SIZES: Mapping[Size, Literal["tiny", "full"]] = {"quick": "tiny", "full": "full"}
 
 HIGH_LOAD = 1.5
@@ -198,19 +197,10 @@ PIECES: Mapping[str, Callable[[Bench], Outcome]] = {
 }
 
 
-def _with(piece: Callable[[Bench], Outcome], bench: Bench) -> Callable[[], Outcome]:
-    @wraps(piece)
-    def run() -> Outcome:
-        return piece(bench)
-
-    return run
-
-
 def run(arguments: Sequence[str]) -> int:
-    names = [word for word in arguments if word != "--quick"]
-    size: Size = "quick" if len(names) < len(arguments) else "full"
+    names, size = sized(arguments)
     bench = Bench(size, makes_whole_table=not names or policies.__name__ in names)
-    return main(names, {name: _with(piece, bench) for name, piece in PIECES.items()}, "scheduling")
+    return main(names, given(PIECES, bench), "scheduling")
 
 
 if __name__ == "__main__":

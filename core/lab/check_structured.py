@@ -12,13 +12,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import Literal
 
-from core.lab.pieces import Outcome, main
-
-Size = Literal["quick", "full"]
+from core.lab.pieces import Outcome, Size, given, main, sized
 
 MAX_HOSTILE_S = 2.0  # of a hostile grammar, from asking to the answer
 MAX_GROWTH_BYTES = 32 * 2**20  # of a process, while grammars come that are all new
@@ -184,18 +180,9 @@ PIECES: Mapping[str, Callable[[Size], Outcome]] = {
 }
 
 
-def _with(piece: Callable[[Size], Outcome], size: Size) -> Callable[[], Outcome]:
-    @wraps(piece)
-    def run() -> Outcome:
-        return piece(size)
-
-    return run
-
-
 def run(arguments: Sequence[str]) -> int:
-    names = [word for word in arguments if word != "--quick"]
-    size: Size = "quick" if len(names) < len(arguments) else "full"
-    return main(names, {name: _with(piece, size) for name, piece in PIECES.items()}, "structured")
+    names, size = sized(arguments)
+    return main(names, given(PIECES, size), "structured")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from typing import Any
 from core.errors import NonetError
 from core.session import Session, open_session
 from core.stages.frontend import GenerateRequest
+from core.stages.reasoning_parser import ReasoningStream
+from core.stages.tool_parser import ToolStream
 from core.testing.harness.faulty import AFTER_TOKENS, KINDS, NAN, VICTIM, Changes, Fault
 from core.testing.harness.faulty_pipelines import PLUGIN, WRAPPERS, with_fault
 from core.testing.harness.pipelines import RunningPipeline, call, joined
@@ -153,16 +155,21 @@ async def _answer(pipeline: RunningPipeline, request: GenerateRequest, fault: Fa
     if group == "frontend" and request.request_id == VICTIM:
         return await _faulty_call(pipeline, request, fault)
     if group == "tool_parser":
-        return await _call_with_tools(pipeline, request)
+        return await _parsed_call(pipeline, request, _tool_stream(pipeline, request))
     if group == "reasoning_parser":
-        return await _split_call(pipeline, request)
+        return await _parsed_call(pipeline, request, pipeline.front.reasoning_parser.stream(request.request_id))
     return (await pipeline.answer(request)).token_ids
 
 
-async def _call_with_tools(pipeline: RunningPipeline, request: GenerateRequest) -> list[int]:
-    """As a frontend streams a chat with tools: each delta's text through the stream of its choice."""
+def _tool_stream(pipeline: RunningPipeline, request: GenerateRequest) -> ToolStream:
     tool = {"type": "function", "function": {"name": request.request_id, "parameters": {"type": "object"}}}
-    stream = pipeline.front.tool_parser.stream([tool])
+    return pipeline.front.tool_parser.stream([tool])
+
+
+async def _parsed_call(
+    pipeline: RunningPipeline, request: GenerateRequest, stream: ToolStream | ReasoningStream
+) -> list[int]:
+    """As a frontend streams a chat: each delta's text through the stream of its choice."""
     outputs, content = [], ""
     async with aclosing(pipeline.front.generate(request)) as deltas:
         async for output in deltas:
@@ -171,20 +178,6 @@ async def _call_with_tools(pipeline: RunningPipeline, request: GenerateRequest) 
     content += stream.finish().content
     answer = joined(outputs)
     assert content == answer.text, f"the content is {content!r}, the text {answer.text!r}"
-    return answer.token_ids
-
-
-async def _split_call(pipeline: RunningPipeline, request: GenerateRequest) -> list[int]:
-    """As a frontend streams a chat: each delta's text through the stream of its choice."""
-    stream = pipeline.front.reasoning_parser.stream(request.request_id)
-    outputs, said = [], ""
-    async with aclosing(pipeline.front.generate(request)) as deltas:
-        async for output in deltas:
-            outputs.append(output)
-            said += "".join(stream.push(part.text).content for part in output.outputs)
-    said += stream.finish().content
-    answer = joined(outputs)
-    assert said == answer.text, f"the content is {said!r}, the text {answer.text!r}"
     return answer.token_ids
 
 

@@ -6,8 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import Literal, TypeVar
 
 from core.errors import near_matches
+
+T = TypeVar("T")
+Size = Literal["quick", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +22,25 @@ class Outcome:
     good: bool
     figures: str
     left_out: tuple[str, ...] = ()  # bounds that nothing was held against
+
+
+def sized(arguments: Sequence[str]) -> tuple[list[str], Size]:
+    """The pieces that a command line names, and how much each is to do: `--quick` is a smoke test."""
+    names = [word for word in arguments if word != "--quick"]
+    return names, "quick" if len(names) < len(arguments) else "full"
+
+
+def given(pieces: Mapping[str, Callable[[T], Outcome]], value: T) -> dict[str, Callable[[], Outcome]]:
+    """The same pieces, which have what they need."""
+    return {name: _with(piece, value) for name, piece in pieces.items()}
+
+
+def _with(piece: Callable[[T], Outcome], value: T) -> Callable[[], Outcome]:
+    @wraps(piece)
+    def run() -> Outcome:
+        return piece(value)
+
+    return run
 
 
 def main(arguments: Sequence[str], pieces: Mapping[str, Callable[[], Outcome]], about: str) -> int:

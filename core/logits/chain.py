@@ -17,7 +17,7 @@ import torch
 
 from core.batch import SampledRow
 from core.errors import PluginError, Terminated, described
-from core.isolation.faults import Tally, blocked_text
+from core.isolation.faults import Tally, blocked_text, drained
 from core.logits.rows import Member, RowPlan, Share, share_out
 from core.outputs import PluginIncident
 from core.stages.logits_processor import asks_for, parsed_params
@@ -107,11 +107,7 @@ class ProcessorChain:
                     self._plan = None
 
     def incidents(self) -> Sequence[PluginIncident]:
-        if not self._incidents:
-            return ()
-        found = tuple(self._incidents)
-        self._incidents.clear()
-        return found
+        return drained(self._incidents)
 
     def _plan_of(self, rows: Sequence[SampledRow]) -> RowPlan:
         plan = self._plan

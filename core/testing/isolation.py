@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -19,6 +20,8 @@ PLACE = 16  # of the victim among the calls
 WHO = "(plugin chaos, acme 1.0)"  # as the harness names every component
 QUICK = FrontLimits(block_timeout=0.1, render_timeout=0.4)
 BLOCK_S = 0.3  # seconds, more than `QUICK` allows
+
+Act = Callable[[Any, str], Any]
 
 Seen = tuple[list[tuple[list[int], str]], list[tuple[Any, ...]], int]
 
@@ -148,3 +151,14 @@ def raising(error: BaseException) -> Callable[..., NoReturn]:
 
 def returning(value: object) -> Callable[..., Any]:
     return lambda *_: value
+
+
+def slow_push(inner: Any, text: str) -> Any:
+    """An `Act` that takes longer than `QUICK` allows."""
+    time.sleep(BLOCK_S)
+    return inner.push(text)
+
+
+def pushed_badly(stream: Any, act: Act) -> Around:
+    """A stream of a parser that does `act` when it is pushed the victim's text."""
+    return Around(stream, push=lambda inner, text: act(inner, text) if "bad" in text else inner.push(text))

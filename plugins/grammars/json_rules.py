@@ -14,36 +14,10 @@ from core.stages.grammar import GrammarError
 from plugins.grammars.json_cycles import target as place_of
 from plugins.grammars.json_numbers import INTEGER, NUMBER, integers
 from plugins.grammars.json_strings import CHARACTER, PLAIN, REST, STRING, Names, encoded, quoted
-from plugins.grammars.json_text import refuse_unenforced
+from plugins.grammars.json_text import COMMON_KEYWORDS, refuse_unenforced
 from plugins.grammars.regex import parse_regex
 from plugins.grammars.rules import EMPTY, NOTHING, Expr, Ref, Repeat, Rules, Text, alt, chars, matches, seq
 
-ENFORCED = frozenset(
-    (
-        "type",
-        "enum",
-        "const",
-        "anyOf",
-        "$ref",
-        "items",
-        "prefixItems",
-        "minItems",
-        "maxItems",
-        "properties",
-        "additionalProperties",
-        "patternProperties",
-        "required",
-        "minProperties",
-        "maxProperties",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-    )
-)
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 ANYTHING = Ref("any")
 MAX_RULES = 20_000
@@ -51,7 +25,7 @@ MAX_RULES = 20_000
 
 def json_rules(schema: Any, max_whitespace: int | None) -> Rules:
     """The values of `schema`; `max_whitespace` None: ", " and ": ", and nothing else."""
-    refuse_unenforced(schema, ENFORCED)
+    refuse_unenforced(schema, COMMON_KEYWORDS)
     return _Writer(schema, max_whitespace).rules()
 
 
@@ -87,7 +61,7 @@ class _Writer:
     def _value(self, schema: Any) -> Expr:
         if isinstance(schema, bool):
             return ANYTHING if schema else NOTHING
-        says = {keyword: value for keyword, value in schema.items() if keyword in ENFORCED}
+        says = {keyword: value for keyword, value in schema.items() if keyword in COMMON_KEYWORDS}
         if not says:
             return ANYTHING
         for keyword in ("$ref", "anyOf"):

@@ -31,6 +31,34 @@ ANNOTATIONS = frozenset(
 )
 """They say nothing about which values are valid."""
 
+COMMON_KEYWORDS = frozenset(
+    (
+        "type",
+        "enum",
+        "const",
+        "anyOf",
+        "$ref",
+        "items",
+        "prefixItems",
+        "minItems",
+        "maxItems",
+        "properties",
+        "additionalProperties",
+        "patternProperties",
+        "required",
+        "minProperties",
+        "maxProperties",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+    )
+)
+"""What all backends enforce."""
+
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "not", "propertyNames", "contains", "if", "then", "else")

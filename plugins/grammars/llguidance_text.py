@@ -9,41 +9,12 @@ from typing import Any
 from core.request import GrammarSpec
 from core.stages.grammar import Vocabulary
 from plugins.grammars.json_cycles import refuse_endless
-from plugins.grammars.json_text import escapes_are_safe, parsed_schema, refuse_unenforced
+from plugins.grammars.json_text import COMMON_KEYWORDS, escapes_are_safe, parsed_schema, refuse_unenforced
 from plugins.grammars.rules import Alt, Chars, Expr, Followed, Ref, Repeat, Rules, Seq, Text, is_regular, pruned
 from plugins.grammars.sources import rules_of
 from plugins.grammars.structures import StructuralTag, Structure, parse_structural_tag, special_parts
 
-ENFORCED = frozenset(
-    (
-        "type",
-        "enum",
-        "const",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "$ref",
-        "items",
-        "prefixItems",
-        "minItems",
-        "maxItems",
-        "properties",
-        "additionalProperties",
-        "patternProperties",
-        "required",
-        "minProperties",
-        "maxProperties",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "format",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-    )
-)
+ENFORCED = COMMON_KEYWORDS | {"oneOf", "allOf", "format", "multipleOf"}
 
 
 def grammar_text(spec: GrammarSpec, max_whitespace: int, vocabulary: Vocabulary) -> str:

@@ -4,7 +4,6 @@ import importlib.util
 import time
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -47,18 +46,6 @@ def front(server):
     front.aborted.clear()
     yield front
     wait_until(lambda: not front.open)
-
-
-@pytest.fixture
-def client(server, front):
-    with httpx.Client(base_url=server[1], timeout=10) as client:
-        yield client
-
-
-@pytest.fixture
-def sdk(server, front):
-    with OpenAI(base_url=server[1] + "/v1", api_key="none", max_retries=0, timeout=10) as sdk:
-        yield sdk
 
 
 def post(client, path, **body):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import httpx
 import pytest
 from openai import OpenAI
 
@@ -46,12 +45,6 @@ def front(server):
     front._incidents.__init__()
     yield front
     wait_until(lambda: not front.open)
-
-
-@pytest.fixture
-def client(server, front):
-    with httpx.Client(base_url=server[1], timeout=10) as client:
-        yield client
 
 
 def ask(client, **fields):

@@ -48,12 +48,6 @@ def front(server):
     wait_until(lambda: not front.open)
 
 
-@pytest.fixture
-def client(server, front):
-    with httpx.Client(base_url=server[1], timeout=10) as client:
-        yield client
-
-
 def stream(client, path=CHAT, **body):
     """Headers and the raw blocks of an event stream, comments included."""
     body = {"stream": True, **({"messages": HELLO} if path == CHAT else {}), **body}

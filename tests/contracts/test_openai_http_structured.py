@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 
-import httpx
 import pytest
-from openai import OpenAI
 from pydantic import BaseModel
 
 from core.batch import TokenLogprobs
@@ -40,18 +38,6 @@ def front(server):
     front.requests.clear()
     yield front
     wait_until(lambda: not front.open)
-
-
-@pytest.fixture
-def client(server, front):
-    with httpx.Client(base_url=server[1], timeout=10) as client:
-        yield client
-
-
-@pytest.fixture
-def sdk(server, front):
-    with OpenAI(base_url=server[1] + "/v1", api_key="none", max_retries=0, timeout=10) as sdk:
-        yield sdk
 
 
 def ask(client, path, **fields):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import time
 
-import httpx
 import openai
 import pytest
-from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from core.pipeline import PipelineDescription
@@ -53,18 +51,6 @@ def front(server):
     front._incidents.__init__()
     yield front
     wait_until(lambda: not front.open)
-
-
-@pytest.fixture
-def client(server, front):
-    with httpx.Client(base_url=server[1], timeout=10) as client:
-        yield client
-
-
-@pytest.fixture
-def sdk(server, front):
-    with OpenAI(base_url=server[1] + "/v1", api_key="none", max_retries=0, timeout=10) as sdk:
-        yield sdk
 
 
 def ask(client, **fields):

@@ -10,27 +10,15 @@ from typing import Any
 import pytest
 
 from core.request import GrammarSpec
-from core.stages.grammar import CompiledGrammar, GrammarBackend, GrammarContext, GrammarError
+from core.stages.grammar import CompiledGrammar, GrammarBackend, GrammarError
 from core.testing.grammar import allowed, segmented
 from core.testing.grammar_examples import vocabularies
-from plugins.grammars.llguidance_backend import LLGuidance
 
 VOCABULARY = vocabularies()[0]
 BYTES = {
     token: at for at, token in enumerate(VOCABULARY.tokens) if len(token) == 1 and at not in VOCABULARY.special_ids
 }
 END = min(VOCABULARY.eos_ids)
-
-
-@pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
-def backend(request: pytest.FixtureRequest) -> GrammarBackend:
-    context = GrammarContext(lambda: VOCABULARY)
-    if request.param == "llguidance":
-        return LLGuidance(LLGuidance.Settings(), context)
-    pytest.importorskip("xgrammar", reason="pip install nonet[xgrammar]")
-    from plugins.grammars.xgrammar_backend import XGrammar
-
-    return XGrammar(XGrammar.Settings(), context)
 
 
 def compiled(backend: GrammarBackend, kind: str, source: object, **fields: Any) -> CompiledGrammar:

@@ -10,27 +10,15 @@ from typing import Any
 import pytest
 
 from core.request import GrammarSpec
-from core.stages.grammar import CompiledGrammar, GrammarBackend, GrammarContext, GrammarError
+from core.stages.grammar import CompiledGrammar, GrammarBackend, GrammarError
 from core.testing.grammar import allowed, segmented
 from core.testing.grammar_examples import vocabularies
 from plugins.grammars.gbnf import parse_gbnf
 from plugins.grammars.json_numbers import integers
-from plugins.grammars.llguidance_backend import LLGuidance
 from plugins.grammars.rules import Alt, Chars, Expr, Ref, Repeat, Rules, Seq, Text, is_regular, matches, pruned
 
 VOCABULARY = vocabularies()[0]
 END = min(VOCABULARY.eos_ids)
-
-
-@pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
-def backend(request: pytest.FixtureRequest) -> GrammarBackend:
-    context = GrammarContext(lambda: VOCABULARY)
-    if request.param == "llguidance":
-        return LLGuidance(LLGuidance.Settings(), context)
-    pytest.importorskip("xgrammar", reason="pip install nonet[xgrammar]")
-    from plugins.grammars.xgrammar_backend import XGrammar
-
-    return XGrammar(XGrammar.Settings(), context)
 
 
 def compiled(backend: GrammarBackend, kind: str, source: str) -> CompiledGrammar:

@@ -10,6 +10,7 @@ import pytest
 from core.errors import RequestError
 from core.stages.tool_parser import NoTools, ToolParserContext
 from core.testing.engines import fake_spec
+from core.testing.harness import tool_texts as texts
 from core.testing.tool_parser import ToolParserContract
 from plugins.tool_parsers.call_reader import CallReader
 from plugins.tool_parsers.hermes import CLOSE, OPEN, Hermes, HermesStream
@@ -33,20 +34,7 @@ def call(arguments, name="f"):
 
 
 def told(pieces):
-    """(content, [(name, arguments)])."""
-    stream, content, calls = HermesStream(TOOLS), "", []
-    for parsed in [*map(stream.push, pieces), stream.finish()]:
-        content += parsed.content
-        for delta in parsed.tool_calls:
-            if delta.name is not None:
-                assert delta.index == len(calls)
-                calls.append([delta.name, ""])
-            calls[delta.index][1] += delta.arguments
-    return content, [(name, arguments) for name, arguments in calls]
-
-
-def cut(text, size):
-    return [text[at : at + size] for at in range(0, len(text), size)]
+    return texts.told(HermesStream(TOOLS), pieces)
 
 
 class TestHermes(ToolParserContract):
@@ -75,7 +63,7 @@ def test_none_says_which_parser_would_do():
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 10_000])
 def test_m1_arguments_are_the_text_of_the_model_under_every_cut(size):
     text = "I will look.\n" + call(NESTED) + "\n" + call({"q": '{"a": "]"}'}, "g")
-    content, calls = told(cut(text, size))
+    content, calls = told(texts.cut(text, size))
     assert content == "I will look.\n"
     assert calls == [("f", json.dumps(NESTED, ensure_ascii=False)), ("g", json.dumps({"q": '{"a": "]"}'}))]
     assert [json.loads(arguments) for _, arguments in calls] == [NESTED, {"q": '{"a": "]"}'}]
@@ -96,7 +84,7 @@ def test_arguments_come_while_the_model_writes_them():
 @pytest.mark.parametrize("value", ["mkdir -p test/{test1,test2", "[{", "</tool_call>", "<tool_call>", '"}}', "\\"])
 def test_m3_braces_and_tags_in_strings_are_text(value):
     for size in (1, 3, 1000):
-        assert told(cut(call({"command": value}) + " done", size)) == (
+        assert told(texts.cut(call({"command": value}) + " done", size)) == (
             " done",
             [("f", json.dumps({"command": value}, ensure_ascii=False))],
         )
@@ -132,7 +120,7 @@ NO_CALLS = [
 def test_what_is_no_call_is_content(text):
     for around in ("", "  ", "so: "):
         for size in (1, 2, 5, 1000):
-            assert told(cut(around + text + around, size)) == (around + text + around, [])
+            assert told(texts.cut(around + text + around, size)) == (around + text + around, [])
 
 
 @pytest.mark.parametrize(
@@ -151,7 +139,7 @@ def test_what_is_no_call_is_content(text):
 def test_what_spoils_a_call_that_has_begun_is_content(text, arguments, content):
     whole = f'<tool_call>{{"name": "f", "arguments": {text}</tool_call>'
     for size in (1, 2, 3, 1000):
-        assert told(cut(whole, size)) == (content + "</tool_call>", [("f", arguments)])
+        assert told(texts.cut(whole, size)) == (content + "</tool_call>", [("f", arguments)])
 
 
 def test_m4_a_truncated_call_keeps_what_was_told():
@@ -208,7 +196,7 @@ def test_m5_each_character_is_read_once(text, size, monkeypatch):
 
     monkeypatch.setattr(CallReader, "feed", count_call)
     monkeypatch.setattr(HermesStream, "_read_content", count_content)
-    content, calls = told(cut(text, size))
+    content, calls = told(texts.cut(text, size))
     assert num_read <= len(text) + text.count(OPEN)
     assert content or calls
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from functools import partial
 
 import pytest
@@ -16,7 +15,7 @@ from core.stages.reasoning_parser import PROMPT_END, ReasoningSpan, SplitText, p
 from core.stages.renderer import ChatPrompt
 from core.testing.harness.fake_grammars import fake_setup
 from core.testing.harness.fronts import FrontHarness, request
-from core.testing.isolation import BLOCK_S, QUICK, Around, boom, leave, raising, returning
+from core.testing.isolation import QUICK, Around, boom, leave, pushed_badly, raising, returning, slow_push
 from core.testing.tokenizers import byte_level_bpe
 from plugins.reasoning_parsers.think import Think
 from plugins.schedulers.fcfs import Fcfs
@@ -37,12 +36,7 @@ class Parser:
 
     def stream(self, prompt):
         stream = think().stream(prompt)
-        return Around(stream, push=lambda inner, text: self._act(inner, text) if "bad" in text else inner.push(text))
-
-
-def slow(inner, text):
-    time.sleep(BLOCK_S)
-    return inner.push(text)
+        return pushed_badly(stream, self._act)
 
 
 FAULTS = {
@@ -53,7 +47,7 @@ FAULTS = {
     "a tuple": returning(("", "")),
     "NaN": returning(SplitText(math.nan)),
     "half a pair": returning(SplitText(content="\ud800")),
-    "block": slow,
+    "block": slow_push,
 }
 
 

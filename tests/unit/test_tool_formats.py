@@ -11,6 +11,7 @@ import pytest
 
 from core.stages.tool_parser import ToolParserContext
 from core.testing.engines import fake_spec
+from core.testing.harness import tool_texts as texts
 from core.testing.tool_parser import ToolParserContract
 from plugins.tool_parsers.harmony import Harmony
 from plugins.tool_parsers.hermes import Hermes
@@ -74,25 +75,12 @@ def parser_of(name, **settings):
 
 
 def told(name, pieces, tools=TOOLS):
-    """(content, [(name, arguments)])."""
-    stream, content, calls = parser_of(name).stream(tools), "", []
-    for parsed in [*map(stream.push, pieces), stream.finish()]:
-        content += parsed.content
-        for delta in parsed.tool_calls:
-            if delta.name is not None:
-                assert delta.index == len(calls)
-                calls.append([delta.name, ""])
-            calls[delta.index][1] += delta.arguments
-    return content, [(name, arguments) for name, arguments in calls]
-
-
-def cut(text, size):
-    return [text[at : at + size] for at in range(0, len(text), size)]
+    return texts.told(parser_of(name).stream(tools), pieces)
 
 
 def read(name, text, size=10_000):
     """Content, and calls with their arguments as Python has them."""
-    content, calls = told(name, cut(text, size))
+    content, calls = told(name, texts.cut(text, size))
     return content, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
@@ -196,7 +184,7 @@ class TestQwen3Coder(ToolParserContract):
 def test_m1_streamed_arguments_are_the_whole_ones(name, size):
     text = WRITTEN[name]("f", NESTED)
     assert read(name, text, size) == ("", [("f", NESTED)])
-    assert told(name, cut(text, size)) == told(name, [text])
+    assert told(name, texts.cut(text, size)) == told(name, [text])
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -319,7 +307,7 @@ NO_CALLS = {
 def test_what_is_no_call_is_content(name, text):
     for around in ("", "  "):
         for size in (1, 2, 5, 1000):
-            assert told(name, cut(around + text + around, size)) == (around + text + around, [])
+            assert told(name, texts.cut(around + text + around, size)) == (around + text + around, [])
 
 
 SPOILT = {
@@ -350,7 +338,7 @@ SPOILT = {
 def test_what_spoils_a_call_that_has_begun_is_content(name, row):
     text, arguments, content = row
     for size in (1, 2, 3, 1000):
-        assert told(name, cut(text, size)) == (content, [("f", arguments)])
+        assert told(name, texts.cut(text, size)) == (content, [("f", arguments)])
 
 
 HALF = {
@@ -379,7 +367,7 @@ def long_texts(name):
 def test_m5_no_text_costs_more_than_its_length(name):
     """In seconds of CPU that no linear parser comes near, and every quadratic one passes by far."""
     for text in long_texts(name):
-        for pieces in ([text], cut(text, 7)):
+        for pieces in ([text], texts.cut(text, 7)):
             started = time.process_time()
             told(name, pieces)
             spent = time.process_time() - started
@@ -399,7 +387,7 @@ def lines_run(name, text):
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        told(name, cut(text, 64))
+        told(name, texts.cut(text, 64))
     finally:
         sys.settrace(before)
     return count
@@ -427,7 +415,7 @@ def test_any_cut_of_any_mixture_says_the_same(name):
     for _ in range(300):
         text = "".join(rng.choice(pieces) for _ in range(rng.randint(1, 7)))
         whole = told(name, [text])
-        assert told(name, list(text)) == told(name, cut(text, rng.randint(2, 9))) == whole
+        assert told(name, list(text)) == told(name, texts.cut(text, rng.randint(2, 9))) == whole
         assert whole[1] or whole[0] == text
 
 
@@ -468,7 +456,7 @@ def test_values_of_tags_are_read_by_their_schema():
     raw = {"text": "1", "number": "1", "maybe": "null", "either": "null", "listed": "2", "flag": "True", "other": "1"}
     body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in raw.items())
     for size in (1, 5, 1000):
-        _, ((_, arguments),) = told("qwen3_coder", cut(f"<function=f>\n{body}</function>", size), tools)
+        _, ((_, arguments),) = told("qwen3_coder", texts.cut(f"<function=f>\n{body}</function>", size), tools)
         assert json.loads(arguments) == {
             "text": "1",
             "number": 1,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from functools import partial
 
 import pytest
@@ -15,13 +14,13 @@ from core.request import GrammarSpec
 from core.stages.tool_parser import ParsedText, ToolCallDelta
 from core.testing.harness.fronts import FrontHarness, ids_of, oracle, request
 from core.testing.isolation import (
-    BLOCK_S,
     QUICK,
-    Around,
     boom,
     leave,
+    pushed_badly,
     raising,
     returning,
+    slow_push,
 )
 from plugins.schedulers.fcfs import Fcfs
 from plugins.tool_parsers.hermes import Hermes
@@ -43,12 +42,7 @@ class Parser:
     def stream(self, tools):
         stream = Hermes(Hermes.Settings(), None).stream(tools)
         tools.clear()
-        return Around(stream, push=lambda inner, text: self._act(inner, text) if "bad" in text else inner.push(text))
-
-
-def slow(inner, text):
-    time.sleep(BLOCK_S)
-    return inner.push(text)
+        return pushed_badly(stream, self._act)
 
 
 TOOL_FAULTS = {
@@ -57,7 +51,7 @@ TOOL_FAULTS = {
     "KeyboardInterrupt": raising(KeyboardInterrupt()),
     "wrong shape": returning({"content": ""}),
     "NaN": returning(ParsedText("", (ToolCallDelta(0, name="f", arguments=NAN),))),
-    "block": slow,
+    "block": slow_push,
 }
 
 
