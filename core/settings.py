@@ -92,12 +92,19 @@ class StructuredOutputSettings(BaseModel):
     max_choices: int = Field(default=1024, ge=1, description="values of one enum, options of one anyOf, choices")
     max_pattern: int = Field(default=512, ge=1, description="bytes of one regular expression")
     max_repeat: int = Field(default=1024, ge=1, description="of a counted repetition in a pattern: a{1,1024}")
-    compile_timeout: float = Field(default=1.5, gt=0, le=60, description="seconds that compiling one grammar may take")
+    compile_timeout: float = Field(
+        default=1.5,
+        gt=0,
+        le=60,
+        description="seconds for one grammar; where they are over, the next backend gets as many",
+    )
     compile_memory: str = Field(
         default="2GiB", description="of the process that compiles; it is replaced when it needs more"
     )
     max_queued: int = Field(
-        default=256, ge=1, description="grammars that wait to be compiled; more are refused with 503"
+        default=256,
+        ge=1,
+        description="grammars that wait to be compiled; more are refused with 503, of who has most first",
     )
     cache_memory: str = Field(default="64MiB", description="of compiled grammars that are kept, in the front")
 

@@ -10,7 +10,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from core.grammar.setup import GrammarSetup
 
 REMEMBER_LOST_S = 60.0  # a grammar over which the process was lost: perhaps the machine was busy
+Submit = Callable[[Sequence[str]], Future[Answer]]
 NAMES = {
     "regex": "regular expression",
     "choice": "list of choices",
@@ -45,8 +47,8 @@ class _Flight:
     """A grammar that is being compiled, for everyone who asks meanwhile."""
 
     key: bytes
-    answer: Future[Answer]
-    outcome: asyncio.Task[Artifact | Refusal]
+    answer: Future[Answer]  # of the backends that are asked now
+    outcome: asyncio.Future[Artifact | Refusal] = field(init=False)
     num_waiting: int = 0
 
 
@@ -82,8 +84,8 @@ class Grammars:
         """See `core.grammar.bounds`. From any thread: it takes milliseconds for a large one."""
         return bounded(spec, self._setup.limits, param)
 
-    async def compiled(self, spec: GrammarSpec, param: str) -> GrammarSpec:
-        """What crosses to the engine in place of a bounded `spec`.
+    async def compiled(self, spec: GrammarSpec, param: str, tenant: str = "") -> GrammarSpec:
+        """What crosses to the engine in place of a bounded `spec`, which `tenant` asks for.
 
         Raises RequestError (400 for what no backend takes, 503 where none is there), OverloadedError, and GenerationError that
         names the backend which failed.
@@ -96,7 +98,7 @@ class Grammars:
         else:
             self._figures.misses += 1
         if found is None:
-            found = await self._landed(self._flights.get(key) or self._take_off(key, spec, names), param)
+            found = await self._landed(self._flights.get(key) or self._take_off(key, spec, names, tenant), param)
         if isinstance(found, Refusal):
             raise RequestError(f"{param}: {found.text}", param=param, code=found.code)
         return msgspec.structs.replace(spec, source="", backend=found.backend, artifact=found.data)
@@ -121,14 +123,14 @@ class Grammars:
             )
         return able
 
-    def _take_off(self, key: bytes, spec: GrammarSpec, names: Sequence[str]) -> _Flight:
+    def _take_off(self, key: bytes, spec: GrammarSpec, names: Sequence[str], tenant: str) -> _Flight:
         asked = GrammarSpec(
             kind=spec.kind, source=spec.source, any_whitespace=spec.any_whitespace
         )  # as `key_of` has it
-        answer = self._setup.compiler.submit(asked, names)
-        outcome = asyncio.ensure_future(self._outcome(key, spec, answer))
-        outcome.add_done_callback(_look_at)
-        flight = self._flights[key] = _Flight(key, answer, outcome)
+        submit = partial(self._setup.compiler.submit, asked, tenant=tenant)
+        flight = self._flights[key] = _Flight(key, submit(names))
+        flight.outcome = asyncio.ensure_future(self._outcome(flight, spec, names, submit))
+        flight.outcome.add_done_callback(_look_at)
         return flight
 
     async def _landed(self, flight: _Flight, param: str) -> Artifact | Refusal:
@@ -147,13 +149,18 @@ class Grammars:
             if not flight.num_waiting and flight.answer.cancel():  # not compiled for nobody, unless that has begun
                 self._flights.pop(flight.key, None)
 
-    async def _outcome(self, key: bytes, spec: GrammarSpec, answer: Future[Answer]) -> Artifact | Refusal:
+    async def _outcome(
+        self, flight: _Flight, spec: GrammarSpec, names: Sequence[str], submit: Submit
+    ) -> Artifact | Refusal:
         try:
-            found = self._judged(spec, await asyncio.wrap_future(answer))
+            found = self._judged(spec, answer := await asyncio.wrap_future(flight.answer))
+            while rest := _behind(answer, names):  # a backend that was lost over a grammar leaves it to the next
+                flight.answer = submit(rest)
+                found = self._judged(spec, answer := await asyncio.wrap_future(flight.answer))
         finally:
-            if key in self._flights and self._flights[key].answer is answer:
-                del self._flights[key]
-        self._cache.put(key, found)
+            if self._flights.get(flight.key) is flight:
+                del self._flights[flight.key]
+        self._cache.put(flight.key, found)
         self._figures.cached, self._figures.cached_bytes = len(self._cache), self._cache.num_bytes
         return found
 
@@ -187,6 +194,13 @@ class Grammars:
         return GenerationError(f"{part.who}: {text}")
 
 
+def _behind(answer: Answer, names: Sequence[str]) -> Sequence[str]:
+    """The backends to ask next, where one was lost over the grammar itself."""
+    if not isinstance(answer, Lost) or answer.how == "start" or answer.backend not in names:
+        return ()
+    return names[names.index(answer.backend) + 1 :]
+
+
 def _reasons(kind: str, refused: Refused) -> str:
     own = [reason.text for reason in refused.reasons if not reason.backend]
     return own[0] if own else f"no grammar backend takes this {NAMES.get(kind, 'schema')}: {_listed(refused.reasons)}"
@@ -196,7 +210,7 @@ def _listed(reasons: Iterable[Reason]) -> str:
     return "; ".join(f"{reason.backend}: {reason.text}" for reason in reasons)
 
 
-def _look_at(outcome: asyncio.Task[Artifact | Refusal]) -> None:
+def _look_at(outcome: asyncio.Future[Artifact | Refusal]) -> None:
     """An error that nobody waits for any more is no news."""
     if not outcome.cancelled():
         outcome.exception()

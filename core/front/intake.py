@@ -110,7 +110,7 @@ class Intake:
             bound = partial(self.grammars.bounded, spec, param)
             is_small = len(spec.source) <= SMALL_GRAMMAR
             asked = bound() if is_small else await self._in_thread(bound, self._guards.renderer)
-            return await self.grammars.compiled(asked, param)
+            return await self.grammars.compiled(asked, param, request.tenant)
         except RequestError as error:
             self.grammars.note_refused(error)
             raise

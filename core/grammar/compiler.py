@@ -6,16 +6,15 @@ import logging
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
-from core.errors import EngineDeadError, OverloadedError
+from core.errors import EngineDeadError
 from core.grammar.compile_child import CompilerStartError, Lost
 from core.grammar.compile_worker import Answer, CompileWorker, closing
 from core.grammar.figures import GrammarFigures
 from core.grammar.frames import Boot, Compile
+from core.grammar.waiting import Job, WaitingJobs
 from core.request import GrammarSpec
 
 log = logging.getLogger("nonet.grammars")
@@ -23,13 +22,6 @@ log = logging.getLogger("nonet.grammars")
 MAX_WORKERS = 2  # the second is there while the first is held up, and in a rush
 IDLE_S = 60.0  # after which the second ends
 CLOSE_S = 2.0
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    spec: GrammarSpec
-    backends: Sequence[str]
-    answer: Future[Answer] = field(default_factory=Future)
 
 
 class GrammarCompiler:
@@ -52,13 +44,12 @@ class GrammarCompiler:
     ):
         self._boot = boot
         self._timeout_s = timeout_s
-        self._max_queued = max_queued
         self._figures = figures
         self._max_workers = max_workers
         self._idle_s = idle_s
         self._clock = clock
         self._changed = threading.Condition()
-        self._jobs: deque[_Job] = deque()
+        self._jobs = WaitingJobs(max_queued)
         self._workers: dict[CompileWorker, threading.Thread] = {}
         self._num_busy = 0  # workers with a grammar, or without a process because of one
         self._closed = False
@@ -75,18 +66,14 @@ class GrammarCompiler:
             if not self._workers and not self._closed:
                 self._add_worker()
 
-    def submit(self, spec: GrammarSpec, backends: Sequence[str]) -> Future[Answer]:
-        """It may be cancelled while it waits. Raises CompilerStartError, EngineDeadError; here, OverloadedError where too many
-        wait."""
-        job = _Job(spec, backends)
+    def submit(self, spec: GrammarSpec, backends: Sequence[str], tenant: str = "") -> Future[Answer]:
+        """It may be cancelled while it waits. Raises CompilerStartError, EngineDeadError; OverloadedError where too many wait,
+        here, or later where it gives its place to a tenant that has fewer."""
+        job = Job(spec, backends, tenant)
         with self._changed:
             if self._closed:
                 raise closing()
-            if len(self._jobs) >= self._max_queued:
-                self._jobs = deque(job for job in self._jobs if not job.answer.cancelled())
-            if len(self._jobs) >= self._max_queued:
-                raise OverloadedError(f"{len(self._jobs)} grammars wait to be compiled; try again later")
-            self._jobs.append(job)
+            self._jobs.add(job)
             # one that still starts for the first time counts as free: it comes sooner than another would
             if len(self._jobs) > len(self._workers) - self._num_busy and len(self._workers) < self._max_workers:
                 self._add_worker()
@@ -97,7 +84,7 @@ class GrammarCompiler:
         """End all processes, also in the middle of a grammar. Whoever waits gets EngineDeadError."""
         with self._changed:
             self._closed = True
-            jobs, self._jobs = self._jobs, deque()
+            jobs = self._jobs.take_all()
             workers = dict(self._workers)
             self._changed.notify_all()
         for worker in workers:
@@ -139,7 +126,7 @@ class GrammarCompiler:
                 self._workers.pop(worker, None)
             worker.drop()
 
-    def _next(self, worker: CompileWorker) -> _Job | None:
+    def _next(self, worker: CompileWorker) -> Job | None:
         """None: this worker is to end."""
         with self._changed:
             while not (self._jobs or self._closed):
@@ -150,9 +137,9 @@ class GrammarCompiler:
             if self._closed:
                 return None
             self._num_busy += 1
-            return self._jobs.popleft()
+            return self._jobs.take()
 
-    def _serve(self, worker: CompileWorker, job: _Job) -> None:
+    def _serve(self, worker: CompileWorker, job: Job) -> None:
         started = self._clock()
         try:
             answer = worker.compile(Compile(spec=job.spec, backends=list(job.backends)), self._have_another)

@@ -53,6 +53,7 @@ HEAVY: dict[str, Any] = {
     },
     "additionalProperties": False,
 }
+HEAVY_TOKENS = 400  # more than it has
 HEAVY["required"] = list(HEAVY["properties"])
 
 
@@ -65,6 +66,17 @@ class GrammarCost:
     heavy: float
     ratios: tuple[float, ...]  # constrained over plain, of each round
     speedups: tuple[float, ...]  # plain over heavy, likewise
+
+    @classmethod
+    def of(cls, plain: Sequence[float], constrained: Sequence[float], heavy: Sequence[float]) -> GrammarCost:
+        """From seconds per token of each round."""
+        return cls(
+            plain=1e3 * median(plain),
+            constrained=1e3 * median(constrained),
+            heavy=1e3 * median(heavy),
+            ratios=tuple(one / base for one, base in zip(constrained, plain, strict=True)),
+            speedups=tuple(base / one for one, base in zip(heavy, plain, strict=True)),
+        )
 
     @property
     def ratio(self) -> float:
@@ -97,7 +109,7 @@ async def measure(overrides: Sequence[str], num_rounds: int, num_tokens: int) ->
     kinds: Mapping[str, SamplingParams] = {
         "plain": SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=1.0),
         "constrained": _constrained(ENDLESS, num_tokens),
-        "heavy": _constrained(HEAVY, 400),
+        "heavy": _constrained(HEAVY, HEAVY_TOKENS),
     }
     times: dict[str, list[float]] = {name: [] for name in kinds}
     async with _front(overrides) as front:
@@ -106,14 +118,7 @@ async def measure(overrides: Sequence[str], num_rounds: int, num_tokens: int) ->
                 took = await _round(front, f"{name}{number}", params)
                 if number:  # the first compiles, and warms up
                     times[name].append(took)
-    plain = times["plain"]
-    return GrammarCost(
-        plain=1e3 * median(plain),
-        constrained=1e3 * median(times["constrained"]),
-        heavy=1e3 * median(times["heavy"]),
-        ratios=tuple(one / base for one, base in zip(times["constrained"], plain, strict=True)),
-        speedups=tuple(base / one for one, base in zip(times["heavy"], plain, strict=True)),
-    )
+    return GrammarCost.of(**times)
 
 
 def _constrained(schema: object, max_tokens: int) -> SamplingParams:

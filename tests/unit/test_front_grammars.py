@@ -38,9 +38,9 @@ class Bench:
         self.grammars = Grammars(self.setup, self.incidents, lambda: self.now)
         self.figures = self.setup.figures
 
-    async def compiled(self, text: str, backend: str = "") -> GrammarSpec:
+    async def compiled(self, text: str, backend: str = "", tenant: str = "") -> GrammarSpec:
         spec = GrammarSpec(kind="regex", source=text, backend=backend)
-        return await self.grammars.compiled(spec, PARAM)
+        return await self.grammars.compiled(spec, PARAM, tenant)
 
     async def refused(self, text: str, backend: str = "") -> RequestError:
         with pytest.raises(RequestError) as caught:
@@ -94,24 +94,36 @@ async def test_a_refusal_says_all_reasons_and_is_remembered() -> None:
 
 async def test_one_that_takes_too_long_is_remembered_for_a_while() -> None:
     with bench(compile_timeout=0.3) as b:
-        error = await b.refused("sleep 60")
+        error = await b.refused("sleep 60", backend="first")
         assert (error.status, error.code) == (400, "grammar_timeout")
         assert "takes too long" in error.message and "structured_outputs.compile_timeout=0.3" in error.message
-        await b.refused("sleep 60")
+        await b.refused("sleep 60", backend="first")
         assert b.figures.lost_processes == 1
         b.now += REMEMBER_LOST_S
-        await b.refused("sleep 60")
+        await b.refused("sleep 60", backend="first")
         assert b.figures.lost_processes == 2
         assert b.incidents.latest() == ()  # no plugin's fault
 
 
 async def test_a_crash_is_a_refusal_that_the_operator_hears_of() -> None:
     with bench() as b:
-        error = await b.refused("exit 3")
+        error = await b.refused("exit 3", backend="first")
         assert (error.status, error.code) == (400, "grammar_crash") and "exit" not in error.message
         (incident,) = b.incidents.latest()
         assert incident.name == "first" and "ended with exit status 3" in incident.reason
         assert (await b.compiled("ok")).artifact == b"ok"
+
+
+@pytest.mark.parametrize(("deed", "num_incidents"), [("exit 3", 1), ("sleep 60", 0)])
+async def test_a_backend_that_is_lost_over_a_grammar_leaves_it_to_the_next(deed: str, num_incidents: int) -> None:
+    with bench(compile_timeout=0.3) as b:
+        found = await b.compiled(f"{deed} | ok")
+        assert (found.backend, found.artifact) == ("second", f"{deed} | ok".encode())
+        assert (await b.compiled(f"{deed} | ok")).backend == "second"
+        assert b.figures.lost_processes == 1 and b.figures.hits == 1
+        assert len(b.incidents.latest()) == num_incidents
+        assert (await b.refused(f"{deed} | refuse no")).code == "unsupported_grammar"
+        assert (await b.refused("sleep 60")).code == "grammar_timeout" and not b.grammars._flights
 
 
 async def test_a_backend_that_raises_is_named_and_switched_off_in_the_end() -> None:
@@ -176,6 +188,24 @@ async def test_the_queue_is_bounded() -> None:
             await b.compiled("one too many")
         same = asyncio.ensure_future(b.compiled("w0"))  # has its place already
         assert [spec.artifact for spec in await asyncio.gather(held, *waiting, same)] == [b"slept", b"w0", b"w1", b"w0"]
+
+
+async def test_a_tenant_that_fills_the_queue_makes_room_for_others() -> None:
+    with bench(max_queued=3, compile_timeout=60) as b:
+        held = asyncio.ensure_future(b.compiled("sleep 1", tenant="greedy"))
+        while not b.grammars._flights or not next(iter(b.grammars._flights.values())).answer.running():
+            await asyncio.sleep(0.01)
+        ends: list[str] = []
+
+        async def ask(text: str, tenant: str) -> None:
+            ends.append((await b.compiled(text, tenant=tenant)).artifact.decode())
+
+        asked = [asyncio.ensure_future(ask(f"g{number}", "greedy")) for number in range(3)]
+        await asyncio.sleep(0)
+        asked.append(asyncio.ensure_future(ask("mine", "modest")))
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(one) for one in results] == [type(None), type(None), OverloadedError, type(None)]
+        assert ends == ["g0", "mine", "g1"] and (await held).artifact == b"slept"
 
 
 async def test_a_client_that_leaves_takes_its_grammar_out_of_the_queue() -> None:
@@ -297,7 +327,7 @@ async def test_metrics_show_what_grammars_cost() -> None:
         metrics = Metrics(Metrics.Settings(), context)
         await asyncio.gather(b.compiled("a"), b.compiled("a"), b.compiled("b"))
         b.grammars.note_refused(await b.refused("refuse no"))
-        await b.refused("exit 1")
+        await b.refused("exit 1", backend="first")
         text = metrics.exposition().decode()
     assert metric(text, "nonet_grammar_cache_hits_total") == 1 and metric(text, "nonet_grammar_cache_misses_total") == 4
     assert metric(text, "nonet_grammar_refusals_total", code="unsupported_grammar") == 1
