@@ -25,21 +25,12 @@ from core.grammar.frames import (
     Trying,
     Warming,
 )
+from core.grammar.samples import sample
 from core.grammar.schema import normalise
 from core.request import GrammarSpec
 from core.stages.grammar import GrammarBackend, GrammarError, mask_size
 
 logger = logging.getLogger(__name__)
-
-SAMPLES: Mapping[str, str] = {
-    "json_schema": '{"type":"integer"}',
-    "json_object": "",
-    "regex": "a+",
-    "choice": '["a","b"]',
-    "ebnf": 'root ::= "a"',
-    "structural_tag": '{"structures":[{"begin":"<a>","schema":{"type":"integer"},"end":"</a>"}],"triggers":["<a>"]}',
-}
-"""A small grammar of each kind: what a backend makes for its first grammar takes its time."""
 
 FORMATS: Final = "known"
 """Whether `format` holds: draft 2020-12 lets a validator ignore it, but who asks for a date does not want any other text."""
@@ -123,9 +114,8 @@ class GrammarBackends:
             tell(Warming(backend=name))
             plan = self._plans[name]
             backend = plan.build()
-            kind = next(kind for kind in SAMPLES if kind in plan.kinds)
             with suppress(GrammarError):  # it need not take this one
-                self._proved(backend, backend.compile(GrammarSpec(kind=kind, source=SAMPLES[kind])))
+                self._proved(backend, backend.compile(sample(plan.kinds)))
             self._warm[name] = backend
         return self._warm[name]
 

@@ -5,10 +5,9 @@ The marker may be one token or several, and a token may reach beyond it: so byte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from core.request import GrammarSpec
 from core.stages.grammar import Mask, Matcher, Vocabulary
 
 WHITE_SPACE = b" \t\n\r"
+_WHITE = frozenset(bytes([byte]) for byte in WHITE_SPACE)
 MAX_GAP = 2
 """Tokens of white space between the marker and the grammar's text: models have learnt to write a blank line there."""
 MAX_GAP_BYTES = 8  # of one of these
@@ -120,22 +120,23 @@ class Prelude:
     def _special(self, at: At) -> NDArray[np.int64]:
         """Ids that do not fit into free text here; elsewhere, those that do without the grammar."""
         if at not in self._found:
-            self._found[at] = np.fromiter(filter(partial(self._is_special, at), range(self._num_tokens)), np.int64)
+            self._found[at] = np.array(
+                [i for i in self._special_ids(at) if i not in self._vocabulary.eos_ids], np.int64
+            )
         return self._found[at]
 
-    @property
-    def _num_tokens(self) -> int:
-        return len(self._vocabulary.tokens)
-
-    def _is_special(self, at: At, token_id: int) -> bool:
-        data = self._vocabulary.tokens[token_id]
-        if token_id in self._vocabulary.eos_ids or not data:
-            return False
+    def _special_ids(self, at: At) -> Iterable[int]:
+        """Few tokens have the byte that matters, and only these are looked at closely."""
+        tokens = self._vocabulary.tokens
         if at.stage is Stage.FREE:
-            return self._marker[-1:] in data and self._in_free(at.count, data) is None
+            last = self._marker[-1]
+            return (i for i, data in enumerate(tokens) if last in data and self._in_free(at.count, data) is None)
         if at.stage in (Stage.START, Stage.OPENING):
-            return data[0] == self._opening[at.count] and self.opened(at, token_id) is not None
-        return at.stage is Stage.GAP and at.count < self._most_gaps and _is_gap(data)
+            first = self._opening[at.count : at.count + 1]
+            return (i for i, data in enumerate(tokens) if data[:1] == first and self.opened(at, i) is not None)
+        if at.stage is Stage.GAP and at.count < self._most_gaps:
+            return (i for i, data in enumerate(tokens) if data[:1] in _WHITE and _is_gap(data))
+        return ()
 
 
 class BehindText:

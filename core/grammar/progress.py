@@ -59,9 +59,9 @@ class GrammarProgress:
 
     def _catch_up(self, output: Sequence[int]) -> None:
         done, known = len(self._accepted), len(output)
-        if done == known and (not done or self._accepted[-1] == output[-1]):
-            return  # nearly always
         same = 0
+        if done and done <= known and self._accepted[-1] == output[done - 1]:
+            same = done  # nearly always: what was taken back is seen by the step that it is taken back for
         while same < min(done, known) and self._accepted[same] == output[same]:
             same += 1
         if same < done:

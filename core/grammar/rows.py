@@ -7,14 +7,16 @@ import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.batch import SampledRow
+from core.daemon_threads import DaemonThreads
 from core.errors import Terminated, described
 from core.grammar.cuts import Cut, apply_cuts, apply_masks
 from core.grammar.prelude import BehindText, Prelude
@@ -73,7 +75,8 @@ class GrammarRows:
 
     Masks are made in threads: what backends do there is native code that lets other threads run. A request whose mask takes
     longer than `block_timeout` seconds, or whose backend raises, ends with an error that names the backend; after
-    `quarantine_after` such failures the backend is switched off until the next start.
+    `quarantine_after` such failures the backend is switched off until the next start. A thread that was given up may still write
+    to its masks, and is in its matcher: nobody else gets either.
     """
 
     def __init__(
@@ -101,15 +104,15 @@ class GrammarRows:
         self._preludes = Preludes(load_vocabulary)
         self._num_threads = min(8, max(1, (os.cpu_count() or 1) // 2))
         self._threads = self._new_threads()
-        self._masks = np.empty(
-            (0, mask_size(vocab_size)), np.int32
-        )  # [rows with a grammar, W], in the order of `touches`
+        self._masks = self._new_masks(0)
         self._rows: Sequence[SampledRow] | None = None  # of the step that the rest is of
         self._touched: list[int] = []
         self._shares: dict[str, Share] = {}
         self._incidents: deque[PluginIncident] = deque(maxlen=MAX_INCIDENTS)
 
     def begin(self, rows: Sequence[SampledRow]) -> None:
+        for share in self._shares.values():  # of a step whose forward pass failed: it is run again
+            self._result(share)
         self._rows, self._touched, self._shares = rows, [], {}
         for index, row in enumerate(rows):
             if row.params.grammar is not None:
@@ -120,11 +123,11 @@ class GrammarRows:
         if not self._touched:
             return
         if len(self._masks) < len(self._touched):
-            self._masks = np.empty((len(self._touched), mask_size(self._vocab_size)), np.int32)
-        at = {index: place for place, index in enumerate(self._touched)}
+            self._masks = self._new_masks(len(self._touched))
+        masks = dict(zip(self._touched, self._masks, strict=False))
         for share in self._shares.values():
-            share.masks = [self._masks[at[index]] for index in share.indices]
-            share.done = self._threads.submit(_fill, share)
+            share.masks = [masks[index] for index in share.indices]
+            share.done = self._threads.submit(partial(_fill, share))
 
     def touches(self, rows: Sequence[SampledRow]) -> Sequence[int]:
         if self._rows is not rows:
@@ -134,17 +137,15 @@ class GrammarRows:
     def apply(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> dict[int, str]:
         if not self.touches(rows):
             return {}
-        errors: dict[int, str] = {}
-        for share in self._shares.values():
-            if error := self._result(share):
-                errors.update(dict.fromkeys(share.indices, error))
+        errors = {
+            index: error for share in self._shares.values() if (error := self._result(share)) for index in share.indices
+        }
+        shares = [share for share in self._shares.values() if share.indices[0] not in errors]
+        indices = [index for share in shares for index in share.indices]
         if self._on_host:
-            shares = [share for share in self._shares.values() if share.indices[0] not in errors]
-            cuts = [cut for share in shares for cut in share.cuts]
-            apply_cuts(logits, [index for share in shares for index in share.indices], cuts)
-        elif good := [place for place, index in enumerate(self._touched) if index not in errors]:
-            apply_masks(logits, [self._touched[place] for place in good], self._masks[good])
-        self._rows = None  # a step that is run again begins anew
+            apply_cuts(logits, indices, [cut for share in shares for cut in share.cuts])
+        elif indices:
+            apply_masks(logits, indices, np.stack([mask for share in shares for mask in share.masks]))
         return errors
 
     def following(self, row: SampledRow, token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -170,6 +171,9 @@ class GrammarRows:
     def incidents(self) -> Sequence[PluginIncident]:
         return drained(self._incidents)
 
+    def close(self) -> None:
+        self._threads.close()
+
     def _share(self, row: SampledRow, spec: GrammarSpec) -> Share:
         held = self._held.get(row.request_id)
         if held is None:
@@ -193,7 +197,7 @@ class GrammarRows:
         return Held(spec, member, self._load(spec, member), self._preludes)
 
     def _load(self, spec: GrammarSpec, member: Member) -> Future[CompiledGrammar]:
-        load = partial(self._threads.submit, member.backend.load, spec.artifact)
+        load = partial(self._threads.submit, partial(member.backend.load, spec.artifact))
         return self._loaded.get((spec.backend, spec.artifact), load)
 
     def _result(self, share: Share) -> str:
@@ -216,12 +220,13 @@ class GrammarRows:
             wait([done], self._block_timeout)
         if done.done():
             return done
-        self._threads = self._new_threads()
+        self._threads.close()
+        self._threads, self._masks = self._new_threads(), self._new_masks(0)
         self._loaded.drop_unfinished()
         if done.cancel():
             if share.held.member is not None and not share.held.grammar.done():
                 share.held.grammar = self._load(share.held.spec, share.held.member)
-            done = self._threads.submit(_fill, share)
+            done = self._threads.submit(partial(_fill, share))
             wait([done], self._block_timeout)
         return done
 
@@ -230,8 +235,12 @@ class GrammarRows:
         self._incidents.append(member.tally.failed(reason, error))
         return f"{member.part.who}: {reason}"
 
-    def _new_threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._num_threads, "grammar")
+    def _new_threads(self) -> DaemonThreads:
+        return DaemonThreads(self._num_threads, "grammar")
+
+    def _new_masks(self, num_rows: int) -> NDArray[np.int32]:
+        """[num_rows, W], for the rows with a grammar as `touches` has them."""
+        return np.empty((num_rows, mask_size(self._vocab_size)), np.int32)
 
 
 def _needs_logits(params: SamplingParams) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from core.front.request_fields import RUNS_PROCESSORS, params_class
 from core.grammar.rows import GrammarRows
 from core.grammar.vocabulary import read_vocabulary
+from core.grammar.warmup import Warmup
 from core.logits.chain import ProcessorChain
 from core.logits.rows import Member
 from core.model.tokenizer import load_tokenizer
@@ -52,6 +53,7 @@ class SamplerBuilder:
         self._limits = limits
         self._chain: LogitsChain = NoProcessors()
         self._grammar: GrammarMask = NoGrammar()
+        self._warmup: Warmup | None = None
 
     def __call__(self, device: str) -> Sampler:
         tokenizer = cache(partial(load_tokenizer, self._spec.files))
@@ -62,6 +64,8 @@ class SamplerBuilder:
         if self._grammars:
             vocabulary = GrammarContext(cache(lambda: read_vocabulary(self._spec, tokenizer())))
             backends = {part.named: self._build(part, vocabulary) for part in self._grammars}
+            first = self._grammars[0]
+            self._warmup = Warmup(backends[first.named], first.provided.component.provides)
             self._grammar = GrammarRows(
                 backends,
                 self._spec.vocab_size,
@@ -71,7 +75,7 @@ class SamplerBuilder:
                 device=device,
             )
         context = SamplerContext(self._spec, device, self._chain, self._grammar)
-        return BuiltSampler(self._build(self._sampler, context), self._chain, self._grammar)
+        return BuiltSampler(self._build(self._sampler, context), self._chain, self._grammar, self._warmup)
 
     def incidents(self) -> tuple[PluginIncident, ...]:
         """Of processors and grammars, since the last call."""
@@ -90,10 +94,11 @@ class SamplerBuilder:
 class BuiltSampler:
     """A sampler with the chain that it runs and the grammars that it obeys: one call ends a request in all of them."""
 
-    def __init__(self, sampler: Sampler, chain: LogitsChain, grammar: GrammarMask):
+    def __init__(self, sampler: Sampler, chain: LogitsChain, grammar: GrammarMask, warmup: Warmup | None = None):
         self._sampler = sampler
         self._chain = chain
         self._grammar = grammar
+        self._warmup = warmup
 
     def begin(self, rows: Sequence[SampledRow]) -> None:
         """Before the forward pass: what can be made beside it."""
@@ -106,3 +111,8 @@ class BuiltSampler:
         self._sampler.forget(request_ids)
         self._chain.forget(request_ids)
         self._grammar.forget(request_ids)
+
+    def close(self) -> None:
+        if self._warmup is not None:
+            self._warmup.cancel()
+        self._grammar.close()

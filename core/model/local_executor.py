@@ -41,6 +41,7 @@ class LocalExecutor:
         self._runner = ModelRunner(context)
         self._sampler = context.build_sampler(self.device)
         self._begin_sampling = getattr(self._sampler, "begin", None)
+        self._close_sampling = getattr(self._sampler, "close", None)
         self._incidents = context.incidents
         self._faults = context.faults
 
@@ -119,3 +120,5 @@ class LocalExecutor:
 
     def close(self) -> None:
         self._runner.close()
+        if self._close_sampling is not None:
+            self._close_sampling()

@@ -158,8 +158,9 @@ class Matcher(Protocol):
 class GrammarMask(Protocol):
     """The grammars of all requests as a sampler sees them (`SamplerContext.grammar`). One thread calls it.
 
-    A sampler that provides "grammar" calls `apply` after the logits processors and before its own masks, and `following` with
-    what it has drawn.
+    A sampler that provides "grammar" calls `apply` before the logits processors, so that they choose among what may come next;
+    again behind them where they edited a row with a grammar, since they may have raised what it bars; and `following` with what
+    it has drawn.
     """
 
     def begin(self, rows: Sequence[SampledRow]) -> None:
@@ -171,7 +172,8 @@ class GrammarMask(Protocol):
         ...
 
     def apply(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> dict[int, str]:
-        """Set what may not come next in `logits` [S, V] to -inf. Returns errors by row: of grammars that cannot go on."""
+        """Set what may not come next in `logits` [S, V] to -inf. Returns errors by row: of grammars that cannot go on. May be
+        called again for the same step."""
         ...
 
     def following(self, row: SampledRow, token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -185,6 +187,10 @@ class GrammarMask(Protocol):
 
     def incidents(self) -> Sequence[PluginIncident]:
         """What failed since the last call."""
+        ...
+
+    def close(self) -> None:
+        """The executor ends."""
         ...
 
 
@@ -208,6 +214,9 @@ class NoGrammar:
 
     def incidents(self) -> Sequence[PluginIncident]:
         return ()
+
+    def close(self) -> None:
+        """Nothing runs."""
 
 
 def mask_size(vocab_size: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from core.batch import SampledRow
 from core.request import GrammarSpec, SamplingParams
 from core.stages.grammar import NoGrammar
+from core.stages.logits_processor import LogitsChain, NoProcessors
 from core.stages.sampler import Sampler, SamplerContext
 from core.testing.contract import Contract
 from core.testing.sampler_reference import spec_of
@@ -37,10 +38,29 @@ class Allows(NoGrammar):
         return (*token_ids, *self._forced)
 
 
+class KeepsBest(NoProcessors):
+    """A chain that leaves every row the likeliest id that it finds there, and raises another one above it."""
+
+    def __init__(self, raised: int):
+        self._raised = raised
+
+    def touches(self, rows: Sequence[SampledRow]) -> Sequence[int]:
+        return range(len(rows))
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[SampledRow]) -> None:
+        best = logits.argmax(-1, keepdim=True)
+        kept = logits.gather(-1, best)
+        logits.fill_(float("-inf")).scatter_(-1, best, kept)
+        logits[:, self._raised] = 1000.0
+
+
 class SamplerGrammarChecks(Contract):
-    def _with_grammar(self, grammar: Allows) -> Sampler:
+    def _with_grammar(self, grammar: Allows, processors: LogitsChain | None = None) -> Sampler:
         self.needs("grammar")
-        sampler: Sampler = self.make(SamplerContext(spec_of(VOCAB, EOS, UNUSABLE), grammar=grammar))
+        context = SamplerContext(
+            spec_of(VOCAB, EOS, UNUSABLE), processors=processors or NoProcessors(), grammar=grammar
+        )
+        sampler: Sampler = self.make(context)
         return sampler
 
     def test_a_grammar_says_what_may_come_and_what_must_follow(self) -> None:
@@ -72,6 +92,18 @@ class SamplerGrammarChecks(Contract):
         assert found.errors.keys() == {"told", "empty", "spoilt"}
         assert "the grammar broke" in found.errors["told"]
         assert "NaN" in found.errors["spoilt"]
+
+    def test_processors_choose_among_what_a_grammar_allows(self) -> None:
+        """They find nothing else there, and what they raise besides stays barred."""
+        self.needs("logits_processors")
+        sampler = self._with_grammar(Allows({"a": [40, 41], "c": [42, 43]}), KeepsBest(raised=50))
+        params = SamplingParams(temperature=0.0, grammar=GrammarSpec(kind="choice", backend="allows"))
+        logits = make_logits(3)
+        rows = [make_row("a", params), make_row("b"), make_row("c", params, choice=1)]
+        best = {name: int(logits[index, ids].argmax()) for name, index, ids in (("a", 0, [40, 41]), ("c", 2, [42, 43]))}
+        found = sampler.sample(logits, metadata_of(rows))
+        assert not found.errors
+        assert dict(found.token_ids) == {"a": (40 + best["a"],), "b": (50,), "c": (42 + best["c"],)}
 
     def test_masks_that_leave_a_grammar_nothing_are_an_error_of_the_request(self) -> None:
         self.needs("allowed_token_ids")

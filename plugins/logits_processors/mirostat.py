@@ -33,6 +33,9 @@ class Left:
     bits: NDArray[np.float32]  # the surprise of each among them
 
     def surprise(self, token_id: int) -> float | None:
+        """None: this token was not among them, or there was no other, such as where a grammar forces one."""
+        if len(self.token_ids) < 2:
+            return None
         at = int(np.searchsorted(self.token_ids, token_id))
         found = at < len(self.token_ids) and self.token_ids[at] == token_id
         return float(self.bits[at]) if found else None

@@ -73,6 +73,8 @@ class BadRows(Collection[int]):
         for request_id, row in kept.failed.items():
             finding = self._found[row]
             blame = chain.blame(rows[row]) if finding.after is After.PROCESSORS else ""
+            if finding.after is After.MASKS and rows[row].params.grammar is not None:
+                blame = "; its grammar and its allowed_token_ids, bad_words and logit_bias bar all of them together"
             errors[request_id] = finding.reason + blame
         return errors
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from core.batch import SamplerOutput, SamplingMetadata
+from core.batch import SampledRow, SamplerOutput, SamplingMetadata
 from core.stages.sampler import SamplerContext
 from plugins.samplers.bad_rows import After, BadRows, bad_among, bad_peaks
 from plugins.samplers.candidates import block_maxima, first_maximum
@@ -15,8 +15,8 @@ from plugins.samplers.verify import NO_TOKEN, blank_index, keep_accepted, mask_b
 
 
 class Greedy:
-    """Argmax of every row, the lowest id among equals, after the logits processors; speculation is verified, nothing is kept
-    between steps.
+    """Argmax of every row, the lowest id among equals, after grammars and logits processors; speculation is verified, nothing is
+    kept between steps.
 
     It provides no sampling parameter: a request that asks for one is refused.
     A seed needs no support, since the answer is the same without it.
@@ -36,21 +36,13 @@ class Greedy:
         rows = sampled_logits(logits, metadata.sampled_rows)
         mask_blank(rows, self._blank)
         bad = BadRows()
-        touched = self._processors.touches(metadata.rows)
-        if touched:
-            bad.add(bad_among(rows, touched), After.MODEL)
-            self._processors.apply(rows, metadata.rows)
-            mask_blank(rows, self._blank)
-        constrained = self._grammar.touches(metadata.rows)
-        if constrained:
-            found = bad_among(rows, constrained)
-            bad.add(found, After.PROCESSORS, only=touched)
-            bad.add(found, After.MODEL)
-            bad.add_told(self._grammar.apply(rows, metadata.rows), After.GRAMMAR)
+        touched, constrained = self._processors.touches(metadata.rows), self._grammar.touches(metadata.rows)
+        if touched or constrained:
+            self._edit(rows, metadata.rows, touched, constrained, bad)
         maxima = block_maxima(rows)
         peaks = bad_peaks(maxima.amax(-1))
-        bad.add(peaks, After.GRAMMAR, only=constrained)
         bad.add(peaks, After.PROCESSORS, only=touched)
+        bad.add(peaks, After.GRAMMAR, only=constrained)
         bad.add(peaks, After.MODEL)
         token_ids = first_maximum(rows, maxima).tolist()
         for row in bad:
@@ -60,6 +52,26 @@ class Greedy:
         if constrained:
             chosen = with_following(chosen, kept, metadata.rows, self._grammar)
         return SamplerOutput(chosen, errors=bad.errors(kept, metadata.rows, self._processors))
+
+    def _edit(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[SampledRow],
+        touched: Sequence[int],
+        constrained: Sequence[int],
+        bad: BadRows,
+    ) -> None:
+        """As `Standard` does."""
+        bad.add(bad_among(logits, sorted({*touched, *constrained})), After.MODEL)
+        if constrained:
+            bad.add_told(self._grammar.apply(logits, rows), After.GRAMMAR)
+        if touched:
+            both = sorted({*touched}.intersection(constrained))
+            bad.add(bad_among(logits, both), After.GRAMMAR)
+            self._processors.apply(logits, rows)
+            mask_blank(logits, self._blank)
+            if both:
+                self._grammar.apply(logits, rows)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing is kept here."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from plugins.samplers.draw import Ints, Streams
 from plugins.samplers.host_draw import HostDraw, RandomRows
 from plugins.samplers.verify import NO_TOKEN, take_rows
 
+if TYPE_CHECKING:
+    from plugins.samplers.triton_draw import TritonDraw
+
 Draw = Callable[[Ints], Ints]  # row indices -> their token ids
 
 
@@ -26,7 +30,7 @@ class Selection:
         """`first_candidates` are tried first for a small top-p; `chunk_floats` bounds one temporary on the host."""
         self._chunk_floats = chunk_floats
         self._host = HostDraw(first_candidates)
-        self._has_kernel = device.startswith("cuda") and find_spec("triton") is not None
+        self._kernel = _kernel() if device.startswith("cuda") and find_spec("triton") is not None else None
 
     def select(
         self,
@@ -42,7 +46,7 @@ class Selection:
             best = first_maximum(take_rows(logits, columns.greedy), take_rows(maxima, columns.greedy))
             token_ids[columns.greedy] = best.cpu().numpy()
         if len(columns.greedy) < len(rows):
-            draws = self._on_device if self._has_kernel else self._on_host
+            draws = self._on_host if self._kernel is None else partial(_on_device, self._kernel)
             for which, draw in draws(logits, maxima, columns, Streams.of_rows(rows)):
                 good = which[~np.isin(which, list(bad))] if bad else which
                 if len(good):
@@ -59,13 +63,18 @@ class Selection:
         for which, draw in (columns.weighed, self._host.weighed), (columns.ranked, self._host.ranked):
             yield which, partial(_in_parts, partial(draw, rows), max(1, self._chunk_floats // logits.shape[1]))
 
-    def _on_device(
-        self, logits: torch.Tensor, maxima: torch.Tensor, columns: Columns, streams: Streams
-    ) -> Iterator[tuple[Ints, Draw]]:
-        from plugins.samplers.triton_draw import TritonDraw
 
-        which = np.union1d(columns.weighed, columns.ranked)
-        yield which, partial(TritonDraw().draw, logits, columns.limits, streams)
+def _kernel() -> TritonDraw:
+    from plugins.samplers.triton_draw import TritonDraw
+
+    return TritonDraw()
+
+
+def _on_device(
+    kernel: TritonDraw, logits: torch.Tensor, maxima: torch.Tensor, columns: Columns, streams: Streams
+) -> Iterator[tuple[Ints, Draw]]:
+    which = np.union1d(columns.weighed, columns.ranked)
+    yield which, partial(kernel.draw, logits, columns.limits, streams)
 
 
 def _in_parts(draw: Draw, size: int, which: Ints) -> Ints:

@@ -32,7 +32,7 @@ class Standard:
     """One step, in this order (R7.1), each part only for the rows that ask for it:
 
     1. logits as float32; padding rows of the vocabulary masked; log-probabilities are of the logits before this;
-    2. logits processors, then what the grammar of a request bars;
+    2. what the grammar of a request bars, then logits processors: they choose among what may come;
     3. allowed token ids, logit bias, bad words;
     4. penalties: repetition over prompt and output, frequency and presence over the output;
     5. greedy rows: argmax, the lowest id among equals;
@@ -90,8 +90,8 @@ class Standard:
         bad = self._edit(rows, metadata.rows, columns, touched, constrained)
         maxima = block_maxima(rows)
         peaks = bad_peaks(maxima.amax(-1))
-        bad.add(peaks, After.GRAMMAR, only=set(constrained).difference(columns.edited))
         bad.add(peaks, After.PROCESSORS, only=set(touched).difference(columns.edited))
+        bad.add(peaks, After.GRAMMAR, only=set(constrained).difference(columns.edited))
         bad.add(peaks, After.MASKS)
         drawn = self._selection.select(rows, maxima, metadata.rows, columns, bad)
         kept = keep_accepted(metadata.rows, drawn, bad)
@@ -124,18 +124,20 @@ class Standard:
         touched: Sequence[int],
         constrained: Sequence[int],
     ) -> BadRows:
-        """Processors, grammars, masks and penalties in place. Bad logits are looked for first, where a mask cannot hide them."""
+        """Grammars, processors, masks and penalties in place. Bad logits are looked for first, where a mask cannot hide them."""
         mask_blank(logits, self._blank)
         bad = BadRows()
         bad.add(bad_among(logits, sorted({*columns.edited, *touched, *constrained})), After.MODEL)
+        if constrained:
+            bad.add_told(self._grammar.apply(logits, rows), After.GRAMMAR)
+            edited = {*constrained}.intersection((*columns.edited, *touched))
+            bad.add(bad_among(logits, sorted(edited)), After.GRAMMAR)
         if touched:
             self._processors.apply(logits, rows)
             mask_blank(logits, self._blank)
-            edited = {*touched}.intersection((*columns.edited, *constrained))
-            bad.add(bad_among(logits, sorted(edited)), After.PROCESSORS)
-        if constrained:
-            bad.add_told(self._grammar.apply(logits, rows), After.GRAMMAR)
-            bad.add(bad_among(logits, sorted({*constrained}.intersection(columns.edited))), After.GRAMMAR)
+            if not {*touched}.isdisjoint(constrained):
+                self._grammar.apply(logits, rows)
+            bad.add(bad_among(logits, sorted({*touched}.intersection(columns.edited))), After.PROCESSORS)
         columns.masks.apply(logits, rows)
         if columns.penalised:
             self._penalties.apply(logits, rows, columns.penalised)

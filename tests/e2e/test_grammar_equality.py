@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,24 @@ SCHEMA: dict[str, Any] = {
 DATE = r"on [0-9]{4}-[01][0-9]-[0-3][0-9], at (noon|midnight) sharp"
 CHOICES = ["the north wind", "the north sea", "a southern breeze"]
 LIST = 'root ::= "<" item ("; " item)* ">"\nitem ::= "first" | "second" | [0-9]'
+TAG = {
+    "structures": [
+        {"begin": "<call>", "schema": {"type": "object", "properties": {"x": {"type": "integer", "maximum": 99}},
+         "required": ["x"], "additionalProperties": False}, "end": "</call>"},
+        {"begin": "<stop at=", "schema": {"type": "boolean"}, "end": ">"},
+    ],
+    "triggers": ["<call>", "<stop"], "at_least_one": True, "stop_after_first": True,
+}  # fmt: skip
 SPECS = (
     GrammarSpec(kind="json_schema", source=json.dumps(SCHEMA), any_whitespace=False),
     GrammarSpec(kind="regex", source=DATE),
     GrammarSpec(kind="choice", source=json.dumps(CHOICES)),
     GrammarSpec(kind="ebnf", source=LIST),
+)
+MARKER = "o"  # soon in any text
+OTHER_SPECS = (
+    GrammarSpec(kind="structural_tag", source=json.dumps(TAG), any_whitespace=False),
+    GrammarSpec(kind="json_schema", source=json.dumps(SCHEMA), any_whitespace=False, after=MARKER),
 )
 WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -50,7 +64,20 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "stop": ("second", ":")},
     {"temperature": 1.0, "seed": 6, "top_p": 0.8, "repetition_penalty": 1.1},
 )
+OTHER_WAYS: tuple[dict[str, Any], ...] = (
+    {"temperature": 1.0, "seed": 7, "extra": {"xtc": {"probability": 1.0, "threshold": 0.01}}},
+    {"temperature": 1.0, "seed": 8, "extra": {"typical": {"mass": 0.5}}},
+    {"temperature": 1.0, "seed": 9, "extra": {"mirostat": {"tau": 2.0, "eta": 0.5}}},
+    {"temperature": 1.0, "seed": 10, "logit_bias": dict.fromkeys(range(40, 50), 3.0)},
+    {"temperature": 1.0, "seed": 11, "bad_words_token_ids": ((300, 301), (60, 61))},
+)
+PROCESSORS = "logits_processors=[min_tokens,xtc,typical,mirostat]"
 SMALL_STEPS = ("scheduler.max_num_scheduled_tokens=20", "scheduler.max_num_running_reqs=16")
+PAIRS = [
+    *product(SPECS, WAYS),
+    *product(OTHER_SPECS, WAYS[:3]),
+    *product((SPECS[0], *OTHER_SPECS), OTHER_WAYS),
+]
 ONE_BY_ONE = "structured_outputs.jump_forward=false"
 
 
@@ -61,10 +88,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def calls(max_tokens: int = 400) -> list[GenerateRequest]:
     made = []
-    for spec in SPECS:
-        for params in WAYS:
-            prompt = [(7 * len(made) + place) % 300 + 6 for place in range(3 + len(made) % 20)]
-            made.append(call(f"r{len(made)}", prompt, max_tokens, grammar=spec, **params))
+    for spec, params in PAIRS:
+        prompt = [(7 * len(made) + place) % 300 + 6 for place in range(3 + len(made) % 20)]
+        made.append(call(f"r{len(made)}", prompt, max_tokens, grammar=spec, **params))
     return made
 
 
@@ -75,7 +101,7 @@ async def run(
     solo: bool = False,
 ) -> tuple[list[Answered], int, int]:
     """Answers, steps, and preemptions."""
-    fixed = (f"model.source={folder}", "model.dtype=float32", "executor.num_threads=1")
+    fixed = (f"model.source={folder}", "model.dtype=float32", "executor.num_threads=1", PROCESSORS)
     async with running(*fixed, *overrides) as pipeline:
         answers = await (pipeline.answer_each(made()) if solo else pipeline.answer_all(made()))
         return answers, len(pipeline.steps), sum(step.num_preemptions for step in pipeline.steps)
@@ -103,6 +129,7 @@ def assert_in_language(spec: GrammarSpec | None, text: str) -> None:
     assert spec is not None
     match spec.kind:
         case "json_schema":
+            text = text.partition(spec.after)[2] if spec.after else text
             jsonschema.validate(json.loads(text), SCHEMA)
         case "regex":
             assert re.fullmatch(DATE, text), text
@@ -110,6 +137,8 @@ def assert_in_language(spec: GrammarSpec | None, text: str) -> None:
             assert text in CHOICES
         case "ebnf":
             assert re.fullmatch("<((first|second|[0-9])(; )?)+(?<!; )>", text), text
+        case "structural_tag":
+            assert re.fullmatch(r'<call>\{ ?"x": ?-?[0-9]+\}</call>|<stop at=(true|false)>', text), text
 
 
 @pytest.mark.parametrize("solo", [True, False], ids=["solo", "batched"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +21,7 @@ from core.stages.grammar import GROUP, GrammarError, mask_size
 from core.testing.harness.token_paths import PathMatcher, TokenPaths, paths_spec
 from core.testing.sampler import make_logits, make_row
 
+ROOT = Path(__file__).parents[2]
 V, EOS = 70, 7
 PATHS = [[1, 2, 3, 4, EOS], [1, 2, 3, 5, 6, EOS], [1, 9, EOS], [69, EOS]]
 PART = ComponentName(GROUP, "paths", "acme, acme-wheel 1.0")
@@ -213,6 +218,89 @@ def test_a_mask_that_never_comes_costs_its_request_and_no_other():
         assert kept(logits)[1:] == [[2, 9]] * 11
     finally:
         stuck.set()
+
+
+def test_a_mask_that_comes_too_late_is_nobody_elses():
+    stuck, woken = threading.Event(), threading.Event()
+
+    class Late(Broken):
+        def load(self, artifact):
+            inner = super().load(artifact)
+            make = inner.matcher
+
+            def matcher():
+                made = make()
+                fill = made.fill
+
+                def late(mask):
+                    fill(mask)
+                    if made.taken[:1] == [69]:
+                        mask.fill(-1)
+                        woken.set()
+
+                made.fill = late
+                return made
+
+            inner.matcher = matcher
+            return inner
+
+    grammar = grammar_rows(Late(stuck.wait), block_timeout=0.1)
+    assert grammar.apply(make_logits(1, V), [row("bad", [69])]) == {0: f"{WHO}: no mask within 0.1 s"}
+    rows, logits = [row("b", [1])], make_logits(1, V)
+    grammar.begin(rows)
+    stuck.set()
+    assert woken.wait(5)
+    assert grammar.apply(logits, rows) == {} and kept(logits) == [[2, 9]]
+
+
+def test_a_step_that_is_run_again_is_alone_in_its_matchers():
+    inside, most, counting = [0], [0], threading.Lock()
+
+    def slow():
+        with counting:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        time.sleep(0.05)
+        with counting:
+            inside[0] -= 1
+
+    grammar = grammar_rows(Broken(slow))
+    for _ in range(3):  # each forward pass failed
+        grammar.begin([row("a", [69])])
+    logits = make_logits(1, V)
+    assert grammar.apply(logits, [row("a", [69])]) == {} and kept(logits) == [[EOS]]
+    assert most == [1]
+
+
+def test_masks_may_be_applied_twice_in_a_step():
+    grammar, rows = grammar_rows(), [row("a", [1]), row("b", [1, 2, 3])]
+    logits = make_logits(2, V)
+    for _ in range(2):
+        assert grammar.apply(logits, rows) == {}
+        assert kept(logits) == [[2, 9], [4, 5]]
+        logits.fill_(1.0)
+
+
+def test_the_process_ends_while_a_backend_is_stuck():
+    script = """
+import threading
+from core.grammar.rows import GrammarRows
+from core.isolation.faults import ComponentName
+from core.request import SamplingParams
+from core.testing.harness.token_paths import TokenPaths, paths_spec
+from core.testing.sampler import make_logits, make_row
+
+class Stuck(TokenPaths):
+    def load(self, artifact):
+        threading.Event().wait()
+
+params = SamplingParams(grammar=paths_spec([[1, 7]]))
+rows = GrammarRows({ComponentName("grammars", "paths", "acme"): Stuck()}, 70, block_timeout=0.1)
+print(rows.apply(make_logits(1, 70), [make_row("a", params, output_token_ids=[])]))
+rows.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0 and "no mask within 0.1 s" in done.stdout, done.stderr
 
 
 def test_a_grammar_that_cannot_be_loaded_is_tried_again_for_the_next_request():
