@@ -63,6 +63,10 @@ class EngineDeadError(NonetError):
     """The engine process died or stopped answering; every pending call receives this once."""
 
 
+NO_TOKEN_LEFT = "the request leaves no token"
+"""How a sampler begins the reason of a row that the request's own parameters have emptied: nobody's fault but theirs."""
+
+
 class GenerationError(NonetError):
     """This one request failed while it ran (a plugin raised, NaN logits …).
 
@@ -74,6 +78,12 @@ class GenerationError(NonetError):
         """The component to blame, as `core.pipeline.Part.who` writes it; None where the message names none."""
         found = _PART.match(str(self))
         return found[1] if found else None
+
+    @property
+    def conflict(self) -> str | None:
+        """What the request's own parameters did not leave together, in words for its client; else None."""
+        reason = str(self)[len(self.part) + 2 :] if self.part else str(self)
+        return reason if reason.startswith(NO_TOKEN_LEFT) else None
 
 
 class Terminated(SystemExit):

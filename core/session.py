@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from core.model.spec import ModelSpec
     from core.model.tokenizer import Tokenizer
     from core.outputs import StepStats
-    from core.stages.frontend import Frontend
+    from core.stages.frontend import Frontend, FrontendContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,22 +158,29 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
 
 async def run_frontend(session: Session, progress: Progress = no_progress) -> None:
     """Start everything and let the configured frontend run until it is done."""
-    from core.metrics import Metrics
-    from core.stages.frontend import FrontendContext
-
     front = await start_front(session, progress, imports=[session.description.part("frontend")])
     try:
-        context = FrontendContext(
-            front=front,
-            description=session.description,
-            served_names=served_names(session.settings, front.model),
-            metrics=front.observers.find(Metrics),
-            drain_timeout=session.settings.process.drain_timeout,
-        )
-        frontend = build_frontend(session.description, context)
+        frontend = build_frontend(session.description, frontend_context(session, front))
         await _run_until_dead(_run(frontend, session.description.part("frontend")), front)
     finally:
         await front.close()
+
+
+def frontend_context(session: Session, front: Front) -> FrontendContext:
+    from core.metrics import Metrics
+    from core.stages.frontend import FrontendContext
+
+    installed = session.plugins.components("tool_parser")
+    knowing = {provided.component.name for provided in installed if "grammar" in provided.component.provides}
+    selected = session.description.part("tool_parser").provided.component.name
+    return FrontendContext(
+        front=front,
+        description=session.description,
+        served_names=served_names(session.settings, front.model),
+        metrics=front.observers.find(Metrics),
+        drain_timeout=session.settings.process.drain_timeout,
+        grammar_parsers=tuple(sorted(knowing - {selected})),
+    )
 
 
 async def _run(frontend: Frontend, part: Part) -> None:

@@ -65,7 +65,9 @@ class PluginSettings(BaseModel):
         description=f"seconds that loading one plugin may take; {START_TIMEOUT_VARIABLE} says it for all commands",
     )
     quarantine_after: int = Field(
-        default=3, ge=1, description="failures after which an observer, logits processor or tool parser is switched off"
+        default=3,
+        ge=1,
+        description="failures after which an observer, logits processor, parser or grammar backend is switched off",
     )
     block_timeout: float = Field(
         default=5.0, gt=0, description="seconds after which a call of a plugin counts as blocked, and is reported"
@@ -96,7 +98,7 @@ class StructuredOutputSettings(BaseModel):
         default=1.5,
         gt=0,
         le=60,
-        description="seconds for one grammar; where they are over, the next backend gets as many",
+        description="seconds for one grammar, however many backends are asked",
     )
     compile_memory: str = Field(
         default="2GiB", description="of the process that compiles; it is replaced when it needs more"
@@ -122,6 +124,14 @@ class ProcessSettings(EngineProcessSettings):
     drain_timeout: float = Field(default=0.0, ge=0, description="what running requests get after SIGTERM")
 
 
+SECTIONS: Mapping[str, type[BaseModel]] = {
+    "process": ProcessSettings,
+    "plugins": PluginSettings,
+    "structured_outputs": StructuredOutputSettings,
+}
+"""What a config holds beside its groups and chains."""
+
+
 class Settings(BaseModel):
     """Everything a pipeline is made from: one Selection per config group, and any number per chain, in order."""
 
@@ -136,7 +146,7 @@ class Settings(BaseModel):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:
         """Check a composed config. Raises ConfigError naming the key, with near matches."""
-        known = {*GROUPS, *CHAINS, "plugins", "process", "structured_outputs"}
+        known = {*GROUPS, *CHAINS, *SECTIONS}
         for key in config:
             if key not in known:
                 raise ConfigError(f"unknown config key {key!r}{near_matches(str(key), known)}", key)
@@ -144,15 +154,14 @@ class Settings(BaseModel):
         groups = {group: _selection(group, config.get(group)) for group in GROUPS}
         model_values = groups["model"].values
         own = {key: model_values.pop(key) for key in MODEL_KEYS if key in model_values}
+        sections: dict[str, Any] = {
+            name: validated(section, config.get(name) or {}, name) for name, section in SECTIONS.items()
+        }
         return cls(
             groups=groups,
             chains={chain: _selections(chain, config.get(chain, {})) for chain in CHAINS},
             model=validated(ModelSettings, own, "model"),
-            plugins=validated(PluginSettings, config.get("plugins") or {}, "plugins"),
-            process=validated(ProcessSettings, config.get("process") or {}, "process"),
-            structured_outputs=validated(
-                StructuredOutputSettings, config.get("structured_outputs") or {}, "structured_outputs"
-            ),
+            **sections,
         )
 
     def located(self, path: Path) -> Settings:

@@ -14,6 +14,7 @@ from core.config.hashes import plain
 from core.errors import ConfigError, near_matches
 from core.pipeline import Part
 from core.session import Session, inspect_session
+from core.settings import SECTIONS
 
 DEFAULT = "default"
 MAX_WIDTH = 40  # characters of a value; a longer one pushes its own origin aside and no other
@@ -124,7 +125,7 @@ def is_default(origin: str) -> bool:
 
 def sections(session: Session) -> dict[str, BaseModel]:
     """What is set beside the config groups."""
-    return {"process": session.settings.process, "plugins": session.settings.plugins}
+    return {name: getattr(session.settings, name) for name in SECTIONS}
 
 
 def section_values(name: str, section: BaseModel) -> list[Value]:

@@ -26,7 +26,7 @@ from core.config.overrides import KEYS, ROOTS, Changes, changes, is_known, parse
 from core.config.provenance import OVERRIDE, Provenance, members_of, trace
 from core.errors import ConfigError, PluginError, near_matches
 from core.plugins import Plugins
-from core.settings import ModelSettings, PluginSettings, ProcessSettings, settings_class
+from core.settings import SECTIONS, ModelSettings, settings_class
 
 
 @dataclass(frozen=True)
@@ -166,11 +166,7 @@ def _near_root(word: str, keys: Sequence[str]) -> str:
 
 def known_keys(values: Mapping[str, Any], plugins: Plugins) -> list[str]:
     """Every full key that the selected components and sections know: frontend.limits.connections, observers.jsonl.path …"""
-    sections: dict[str, type[BaseModel]] = {
-        "model": ModelSettings,
-        "plugins": PluginSettings,
-        "process": ProcessSettings,
-    }
+    sections: dict[str, type[BaseModel]] = {"model": ModelSettings, **SECTIONS}
     keys = [f"{name}.{key}" for name, section in sections.items() for key in keys_of(section)]
     for group in (*GROUPS, *CHAINS):
         section = values.get(group)

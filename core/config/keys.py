@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 
 from core.errors import ConfigError, near_matches, printable, shown
 
@@ -162,7 +162,7 @@ def branches(annotation: Any) -> list[Any]:
 
 def fields_of(t: Any) -> dict[str, Any]:
     """Key -> annotation of a model or dataclass; nothing for another type. A key is the alias where a field has one."""
-    if isinstance(t, type) and issubclass(t, BaseModel):
+    if isinstance(t, type) and issubclass(t, BaseModel) and not issubclass(t, RootModel):
         return {field.alias or name: field.annotation for name, field in t.model_fields.items()}
     if isinstance(t, type) and dataclasses.is_dataclass(t):
         return {field.name: field.type for field in dataclasses.fields(t)}

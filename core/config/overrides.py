@@ -19,8 +19,8 @@ from core.components import CHAINS, GROUPS
 from core.config.files import FREE_GROUPS, ConfigFiles, one_line
 from core.errors import ConfigError, near_matches
 from core.plugins import Plugins
+from core.settings import SECTIONS
 
-SECTIONS = ("plugins", "process", "structured_outputs")
 KEYS = (*GROUPS, *CHAINS, *SECTIONS)
 """What a config may hold at its top level."""
 ROOTS = (*KEYS, *FREE_GROUPS)

@@ -22,17 +22,15 @@ from core.front.spans import StageWork
 from core.front.texts import Texts
 from core.isolation.front import FrontGuards
 from core.isolation.incidents import Incidents
-from core.isolation.reasoning import GuardedReasoningParser
 from core.isolation.tools import GuardedToolParser
 from core.outputs import PluginIncident, RequestOutput, StepOutput, StepStats, TokenDelta
 from core.pipeline import FrontPipeline
 from core.progress import Progress
 from core.request import FinishReason
 from core.stages.detokenizer import TextDelta
-from core.stages.frontend import MAX_RETRY_AFTER_S, Deltas, GenerateRequest, Health, Load
+from core.stages.frontend import MAX_RETRY_AFTER_S, Deltas, FrontToolParser, GenerateRequest, Health, Load
 from core.stages.reasoning_parser import ReasoningParser
 from core.stages.renderer import Prompt, RenderedPrompt, Renderer
-from core.stages.tool_parser import ToolParser
 
 if TYPE_CHECKING:
     from core.model.spec import ModelSpec
@@ -58,7 +56,6 @@ class Front:
         self._intake = Intake(pipeline, guards, self._incidents, clock, num_threads, self._meter)
         self._texts = Texts(pipeline.detokenizer, guards.detokenizer)
         self._tool_parser = GuardedToolParser(pipeline.tool_parser, guards.tool_parser)
-        self._reasoning_parser = GuardedReasoningParser(pipeline.reasoning_parser, guards.reasoning_parser)
         self._calls: dict[str, Call] = {}  # by `Call.key`
         self._choices: dict[str, Choice] = {}  # engine request id -> its place in a call
         self._closed: EngineDeadError | None = None
@@ -111,12 +108,12 @@ class Front:
         await self._pipeline.observers.flush()
 
     @property
-    def tool_parser(self) -> ToolParser:
+    def tool_parser(self) -> FrontToolParser:
         return self._tool_parser
 
     @property
     def reasoning_parser(self) -> ReasoningParser:
-        return self._reasoning_parser
+        return self._intake.reasoning_parser
 
     def incidents(self) -> tuple[PluginIncident, ...]:
         return (*self._incidents.latest(), *self._pipeline.observers.incidents())

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from core.grammar.setup import GrammarSetup
 
 REMEMBER_LOST_S = 60.0  # a grammar over which the process was lost: perhaps the machine was busy
-Submit = Callable[[Sequence[str]], Future[Answer]]
+Submit = Callable[[Sequence[str], float | None], Future[Answer]]
+"""Asks these backends, in so many seconds; None: in as many as a grammar gets."""
 NAMES = {
     "regex": "regular expression",
     "choice": "list of choices",
@@ -98,14 +99,19 @@ class Grammars:
         else:
             self._figures.misses += 1
         if found is None:
-            found = await self._landed(self._flights.get(key) or self._take_off(key, spec, names, tenant), param)
+            found = await self._asked(key, spec, names, param, tenant)
         if isinstance(found, Refusal):
             raise RequestError(f"{param}: {found.text}", param=param, code=found.code)
         return msgspec.structs.replace(spec, source="", backend=found.backend, artifact=found.data)
 
-    def note_refused(self, error: RequestError) -> None:
-        """For the figures."""
-        self._figures.refused[error.code] += 1
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """For the figures: of requests, whatever they are refused for."""
+        try:
+            yield
+        except RequestError as error:
+            self._figures.refused[error.code] += 1
+            raise
 
     def _able(self, spec: GrammarSpec, param: str) -> list[str]:
         asked = [n for n, each in self._parts.items() if spec.kind in each.kinds and spec.backend in ("", n)]
@@ -123,20 +129,11 @@ class Grammars:
             )
         return able
 
-    def _take_off(self, key: bytes, spec: GrammarSpec, names: Sequence[str], tenant: str) -> _Flight:
-        asked = GrammarSpec(
-            kind=spec.kind, source=spec.source, any_whitespace=spec.any_whitespace
-        )  # as `key_of` has it
-        submit = partial(self._setup.compiler.submit, asked, tenant=tenant)
-        flight = self._flights[key] = _Flight(key, submit(names))
-        flight.outcome = asyncio.ensure_future(self._outcome(flight, spec, names, submit))
-        flight.outcome.add_done_callback(_look_at)
-        return flight
-
-    async def _landed(self, flight: _Flight, param: str) -> Artifact | Refusal:
-        flight.num_waiting += 1
+    async def _asked(
+        self, key: bytes, spec: GrammarSpec, names: Sequence[str], param: str, tenant: str
+    ) -> Artifact | Refusal:
         try:
-            return await asyncio.shield(flight.outcome)
+            return await self._landed(self._flights.get(key) or self._take_off(key, spec, names, tenant))
         except CompilerStartError as error:
             raise RequestError(
                 f"{param}: the process that compiles grammars does not start: {error}",
@@ -144,6 +141,24 @@ class Grammars:
                 code="grammar_compiler_failed",
                 status=503,
             ) from None
+
+    def _take_off(self, key: bytes, spec: GrammarSpec, names: Sequence[str], tenant: str) -> _Flight:
+        asked = GrammarSpec(
+            kind=spec.kind, source=spec.source, any_whitespace=spec.any_whitespace
+        )  # as `key_of` has it
+
+        def submit(backends: Sequence[str], timeout_s: float | None) -> Future[Answer]:
+            return self._setup.compiler.submit(asked, backends, tenant, timeout_s)
+
+        flight = self._flights[key] = _Flight(key, submit(names, None))
+        flight.outcome = asyncio.ensure_future(self._outcome(flight, spec, names, submit))
+        flight.outcome.add_done_callback(_look_at)
+        return flight
+
+    async def _landed(self, flight: _Flight) -> Artifact | Refusal:
+        flight.num_waiting += 1
+        try:
+            return await asyncio.shield(flight.outcome)
         finally:
             flight.num_waiting -= 1
             if not flight.num_waiting and flight.answer.cancel():  # not compiled for nobody, unless that has begun
@@ -152,10 +167,11 @@ class Grammars:
     async def _outcome(
         self, flight: _Flight, spec: GrammarSpec, names: Sequence[str], submit: Submit
     ) -> Artifact | Refusal:
+        """A backend that was lost over a grammar leaves it to the next, with what is left of its time."""
         try:
             found = self._judged(spec, answer := await asyncio.wrap_future(flight.answer))
-            while rest := _behind(answer, names):  # a backend that was lost over a grammar leaves it to the next
-                flight.answer = submit(rest)
+            while isinstance(answer, Lost) and (rest := _behind(answer, names)):
+                flight.answer = submit(rest, answer.left_s)
                 found = self._judged(spec, answer := await asyncio.wrap_future(flight.answer))
         finally:
             if self._flights.get(flight.key) is flight:
@@ -194,11 +210,11 @@ class Grammars:
         return GenerationError(f"{part.who}: {text}")
 
 
-def _behind(answer: Answer, names: Sequence[str]) -> Sequence[str]:
+def _behind(lost: Lost, names: Sequence[str]) -> Sequence[str]:
     """The backends to ask next, where one was lost over the grammar itself."""
-    if not isinstance(answer, Lost) or answer.how == "start" or answer.backend not in names:
+    if lost.how == "start" or lost.left_s <= 0 or lost.backend not in names:
         return ()
-    return names[names.index(answer.backend) + 1 :]
+    return names[names.index(lost.backend) + 1 :]
 
 
 def _reasons(kind: str, refused: Refused) -> str:

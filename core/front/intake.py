@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,9 +27,16 @@ from core.stages.frontend import GenerateRequest, Load
 from core.stages.reasoning_parser import prompt_end
 from core.stages.renderer import ChatPrompt, Prompt, RenderedPrompt
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 SMALL_GRAMMAR = 2048  # characters: judged in less time than it takes to ask a thread
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    token_ids: list[int]
+    params: SamplingParams
 
 
 class Intake:
@@ -51,7 +58,7 @@ class Intake:
         self._threads = RenderThreads(num_threads, pipeline.limits)
         self._serial = itertools.count()
         self._meter = meter
-        self._reasoning_parser = GuardedReasoningParser(pipeline.reasoning_parser, guards.reasoning_parser)
+        self.reasoning_parser = GuardedReasoningParser(pipeline.reasoning_parser, guards.reasoning_parser)
         self.grammars = None if pipeline.grammars is None else Grammars(pipeline.grammars, incidents, clock)
 
     def start(self) -> None:
@@ -83,51 +90,59 @@ class Intake:
     async def _prepared(self, request: GenerateRequest, work: StageWork) -> Call:
         key, arrival = f"{request.request_id}~{next(self._serial)}", self._clock()
         with self._meter.rendering(request.tenant, request.params.n):
-            await self._check_extra(request.params)
-            grammar = await self._compiled(request)
-            rendered, params = await self._in_thread(partial(self._rendered, request), self._guards.renderer)
-        if grammar is not None and isinstance(request.prompt, ChatPrompt):
-            grammar = self._behind_reasoning(grammar, rendered.token_ids)
-        params = msgspec.structs.replace(params, grammar=grammar)
+            await self._check_fields(request)
+            rendered, grammar = await self._rendered_and_compiled(request)
+        params = msgspec.structs.replace(rendered.params, grammar=grammar)
         return Call(key, request, rendered.token_ids, params, work, arrival, rendered=self._clock())
 
-    async def _check_extra(self, params: SamplingParams) -> None:
-        """Parameters for processors are checked by classes that may be anybody's, each by itself."""
-        fields = self._pipeline.request_fields
-        for name, values in params.extra.items():
+    async def _check_fields(self, request: GenerateRequest) -> None:
+        """What costs little, before anything is rendered or compiled. Raises RequestError."""
+        fields, params = self._pipeline.request_fields, request.params
+        fields.check_priority(request.priority)
+        fields.check(params)
+        fields.check_running(params, self._incidents.latest())
+        if params.grammar is not None:
+            fields.check_grammar(params.grammar, request.grammar_param, request.grammar_backend_param)
+        for name, values in params.extra.items():  # by classes that may be anybody's, each by itself
             guard = self._guards.of_processor(fields.processor(name))
             await self._in_thread(partial(guard.call, fields.check_extra, name, values), guard)
 
-    async def _compiled(self, request: GenerateRequest) -> GrammarSpec | None:
-        """The request's grammar as it crosses to the engine, where it has one."""
-        spec, param = request.params.grammar, request.grammar_param
+    async def _rendered_and_compiled(self, request: GenerateRequest) -> tuple[_Rendered, GrammarSpec | None]:
+        """The request's grammar, where it has one, is compiled while its prompt is rendered."""
+        spec = request.params.grammar
         if spec is None:
-            return None
-        self._pipeline.request_fields.check_grammar(spec, param)
+            return await self._in_thread(partial(self._rendered, request), self._guards.renderer), None
+        bounded = await self._bounded(spec, request.grammar_param)
+        rendering = self._in_thread(partial(self._rendered, request), self._guards.renderer)
+        rendered, grammar = await _both(rendering, self._compiled(bounded, request))
+        is_chat = isinstance(request.prompt, ChatPrompt)
+        return rendered, self._behind_reasoning(grammar, rendered.token_ids) if is_chat else grammar
+
+    async def _bounded(self, spec: GrammarSpec, param: str) -> GrammarSpec:
         if self.grammars is None:
             raise RequestError(f"{param}: nothing here compiles a grammar", param=param, code="unsupported")
-        try:
-            bound = partial(self.grammars.bounded, spec, param)
+        bound = partial(self.grammars.bounded, spec, param)
+        with self.grammars.counting_refusals():
             is_small = len(spec.source) <= SMALL_GRAMMAR
-            asked = bound() if is_small else await self._in_thread(bound, self._guards.renderer)
-            return await self.grammars.compiled(asked, param, request.tenant)
-        except RequestError as error:
-            self.grammars.note_refused(error)
-            raise
+            return bound() if is_small else await self._in_thread(bound, self._guards.renderer)
+
+    async def _compiled(self, bounded: GrammarSpec, request: GenerateRequest) -> GrammarSpec:
+        """As it crosses to the engine."""
+        assert self.grammars is not None
+        with self.grammars.counting_refusals():
+            return await self.grammars.compiled(bounded, request.grammar_param, request.tenant)
 
     def _behind_reasoning(self, spec: GrammarSpec, prompt_token_ids: Sequence[int]) -> GrammarSpec:
         """It holds for the content of an answer, which begins where the reasoning has ended."""
         if spec.after:
             return spec
-        span = self._reasoning_parser.span(prompt_end(self._pipeline.renderer.tokenizer, prompt_token_ids))
+        span = self.reasoning_parser.span(prompt_end(self._pipeline.renderer.tokenizer, prompt_token_ids))
         return spec if span is None else msgspec.structs.replace(spec, after=span.end, opening=span.begin)
 
-    def _rendered(self, request: GenerateRequest) -> tuple[RenderedPrompt, SamplingParams]:
-        self._pipeline.request_fields.check_priority(request.priority)
-        self._pipeline.request_fields.check(request.params)
-        self._pipeline.request_fields.check_running(request.params, self._incidents.latest())
-        rendered = self._render(request.prompt)
-        return rendered, self._guards.renderer.call(checked_prepare, self._pipeline.renderer, request.params)
+    def _rendered(self, request: GenerateRequest) -> _Rendered:
+        token_ids = self._render(request.prompt).token_ids
+        params = self._guards.renderer.call(checked_prepare, self._pipeline.renderer, request.params)
+        return _Rendered(token_ids, params)
 
     def _render(self, prompt: Prompt) -> RenderedPrompt:
         return self._guards.renderer.call(
@@ -154,6 +169,17 @@ class Intake:
             started,
         )
         call.admit_s = self._clock() - started
+
+
+async def _both(first: Coroutine[Any, Any, S], second: Coroutine[Any, Any, T]) -> tuple[S, T]:
+    """What both return. Where one raises, the other is cancelled, and has ended when this does."""
+    tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def _with_call(load: Load, call: Call) -> Load:

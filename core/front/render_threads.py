@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
-from core.errors import EngineDeadError, OverloadedError
+from core.errors import EngineDeadError, OverloadedError, described
 from core.isolation.front import FrontLimits
 
 T = TypeVar("T")
@@ -53,8 +53,8 @@ class RenderThreads:
     async def run(self, work: Callable[[], T], on_block: Callable[[float], None]) -> T:
         """What `work` returns or raises. `on_block` is called once, when it has taken `block_timeout` seconds.
 
-        Raises TimeoutError after `render_timeout`, OverloadedError where too many are stuck already. A caller that is
-        cancelled leaves its render to run on, and counted.
+        Raises TimeoutError after `render_timeout`, OverloadedError where too many are stuck already, or the system has no
+        thread for one more. A caller that is cancelled leaves its render to run on, and counted.
         """
         await self._places.acquire()
         if self._closed or self._num_busy >= MAX_THREADS:
@@ -66,11 +66,11 @@ class RenderThreads:
             )
         loop = asyncio.get_running_loop()
         job = _Job(work, loop.create_future())
+        self._start(job)
         job.timers = (
             loop.call_later(PATIENCE_S, self._give_place, job),
             loop.call_later(self._limits.block_timeout, on_block, self._limits.block_timeout),
         )
-        self._start(job)
         await asyncio.wait([job.done], timeout=self._limits.render_timeout)
         if not job.done.done():
             raise TimeoutError
@@ -86,12 +86,16 @@ class RenderThreads:
             self._jobs.put(None)
 
     def _start(self, job: _Job) -> None:
-        self._num_busy += 1
         if self._num_idle:
             self._num_idle -= 1
         else:
             loop = asyncio.get_running_loop()
-            threading.Thread(target=self._serve, args=(loop,), name="renderer", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(loop,), name="renderer", daemon=True).start()
+            except RuntimeError as error:
+                self._give_place(job)
+                raise OverloadedError(f"a prompt cannot be rendered: {described(error)}; try again later") from None
+        self._num_busy += 1
         self._jobs.put(job)
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:

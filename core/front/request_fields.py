@@ -57,8 +57,9 @@ class RequestFields:
         self._selected_grammars = {part.provided.component.name: part.provided for part in description.chain(GRAMMARS)}
         self._params = {name: params_class(provided) for name, provided in self._selected.items()}
 
-    def check_grammar(self, spec: GrammarSpec, param: str) -> None:
-        """Raises RequestError for `param`, the client's field, naming what would compile such a grammar and obey it."""
+    def check_grammar(self, spec: GrammarSpec, param: str, backend_param: str) -> None:
+        """Raises RequestError for `param`, the client's field, naming what would compile such a grammar and obey it; for
+        `backend_param` where it is the backend that the client asks for."""
         if spec.kind not in GRAMMAR_KINDS:
             kind = _printable(spec.kind)
             message = f"{param}: {kind!r} is no kind of grammar{near_matches(kind, GRAMMAR_KINDS)}"
@@ -68,7 +69,7 @@ class RequestFields:
             raise _unsupported(param, self._sampler, options)
         able = _able(self._grammars, spec.kind)
         if spec.backend:
-            self._check_backend(spec, param, able)
+            self._check_backend(spec, backend_param, able)
         elif not any(spec.kind in provided.component.provides for provided in self._selected_grammars.values()):
             selected = f"grammars=[{','.join(self._selected_grammars)}]"
             raise _cannot(f"{param}: {selected} compiles no {spec.kind}", param, able)

@@ -50,6 +50,7 @@ class Lost:
     backend: str  # that was at it; "": none was yet
     how: Literal["slow", "memory", "crash", "start"]
     detail: str = ""  # for the operator
+    left_s: float = 0.0  # of the grammar's time, for another backend
 
 
 class CompileChild:
@@ -155,7 +156,8 @@ class _Turn:
             self.deadline, self._left = now + START_S, self.deadline - now
 
     def lost(self, how: Literal["slow", "memory", "crash"], detail: str) -> Lost:
-        return Lost(self._backend, how if self._left is None else "start", detail)
+        left_s = self._left if self._left is not None else max(self.deadline - time.monotonic(), 0.0)
+        return Lost(self._backend, how if self._left is None else "start", detail, left_s)
 
 
 def exit_words(status: int | None) -> str:

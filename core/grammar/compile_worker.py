@@ -21,9 +21,8 @@ Answer = Compiled | Refused | Lost
 class CompileWorker:
     """The process of one thread; only `close` may be called from another."""
 
-    def __init__(self, boot: Boot, timeout_s: float, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, boot: Boot, clock: Callable[[], float] = time.monotonic):
         self._boot = boot
-        self._timeout_s = timeout_s
         self._clock = clock
         self._lock = threading.Lock()
         self._closed = False
@@ -37,14 +36,14 @@ class CompileWorker:
         child = self._child
         return None if child is None else child.pid
 
-    def compile(self, job: Compile, on_slow: Callable[[], None]) -> Answer:
+    def compile(self, job: Compile, timeout_s: float, on_slow: Callable[[], None]) -> Answer:
         """Raises CompilerStartError, and EngineDeadError once it is closed. `on_slow`: see `CompileChild.compile`.
 
         A process that ended before it came to the grammar is replaced, once.
         """
         for _ in range(2):
             child = self._have_child()
-            answer = child.compile(job, self._timeout_s, on_slow)
+            answer = child.compile(job, timeout_s, on_slow)
             if self._closed:
                 raise closing()
             if isinstance(answer, Lost):

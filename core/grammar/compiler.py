@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from core.errors import EngineDeadError
+from core.errors import EngineDeadError, described
 from core.grammar.compile_child import CompilerStartError, Lost
 from core.grammar.compile_worker import Answer, CompileWorker, closing
 from core.grammar.figures import GrammarFigures
@@ -64,19 +64,27 @@ class GrammarCompiler:
         """Have a process ready when it is needed."""
         with self._changed:
             if not self._workers and not self._closed:
-                self._add_worker()
+                self._have_worker()
 
-    def submit(self, spec: GrammarSpec, backends: Sequence[str], tenant: str = "") -> Future[Answer]:
-        """It may be cancelled while it waits. Raises CompilerStartError, EngineDeadError; OverloadedError where too many wait,
-        here, or later where it gives its place to a tenant that has fewer."""
-        job = Job(spec, backends, tenant)
+    def submit(
+        self, spec: GrammarSpec, backends: Sequence[str], tenant: str = "", timeout_s: float | None = None
+    ) -> Future[Answer]:
+        """It may be cancelled while it waits. `timeout_s`: what is left of the grammar's time; None: it begins.
+
+        Raises CompilerStartError, EngineDeadError; OverloadedError where too many wait, here, or later where it gives its
+        place to a tenant that has fewer.
+        """
+        job = Job(spec, backends, self._timeout_s if timeout_s is None else timeout_s, tenant)
         with self._changed:
             if self._closed:
                 raise closing()
             self._jobs.add(job)
             # one that still starts for the first time counts as free: it comes sooner than another would
             if len(self._jobs) > len(self._workers) - self._num_busy and len(self._workers) < self._max_workers:
-                self._add_worker()
+                self._have_worker()
+            if not self._workers:
+                job.answer.cancel()  # whoever takes it later passes it over
+                raise CompilerStartError("there is no thread for it")
             self._changed.notify()
         return job.answer
 
@@ -100,14 +108,21 @@ class GrammarCompiler:
         """A grammar takes long: who comes meanwhile, or after it was too long, does not wait for a process."""
         with self._changed:
             if not self._closed and len(self._workers) < self._max_workers:
-                self._add_worker()
+                self._have_worker()
 
-    def _add_worker(self) -> None:
-        """The kernel ends a process with the thread that started it: each has its own."""
-        worker = CompileWorker(self._boot, self._timeout_s)
+    def _have_worker(self) -> None:
+        """One more, where the system has a thread for it: the kernel ends a process with the thread that started it.
+
+        The lock is held, so that the thread finds itself among the workers.
+        """
+        worker = CompileWorker(self._boot)
         thread = threading.Thread(target=self._run, args=(worker,), name="grammar-compiler", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # those that there are go on, and the next grammar tries again
+            log.error("no thread can be started to compile grammars: %s", described(error))
+            return
         self._workers[worker] = thread
-        thread.start()
 
     def _run(self, worker: CompileWorker) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: a child must not die of Ctrl-C
@@ -142,7 +157,9 @@ class GrammarCompiler:
     def _serve(self, worker: CompileWorker, job: Job) -> None:
         started = self._clock()
         try:
-            answer = worker.compile(Compile(spec=job.spec, backends=list(job.backends)), self._have_another)
+            answer = worker.compile(
+                Compile(spec=job.spec, backends=list(job.backends)), job.timeout_s, self._have_another
+            )
         except BaseException as error:  # nobody else would tell whoever waits
             if not isinstance(error, CompilerStartError | EngineDeadError):
                 log.error("a grammar could not be compiled", exc_info=error)

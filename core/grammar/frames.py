@@ -16,7 +16,7 @@ from core.errors import NonetError
 from core.request import GrammarSpec
 
 MAX_FRAME_BYTES = 16 * 2**20
-MAX_ARTIFACT_BYTES = 4 * 2**20  # what a grammar may become: it crosses to the engine with each choice of its requests
+MAX_ARTIFACT_BYTES = 2**20  # what a grammar may become: it crosses to the engine with each choice of its requests
 OUT_OF_MEMORY = 77  # exit status of a process that could not get more
 _LENGTH_BYTES = 4
 _CHUNK_BYTES = 1 << 16

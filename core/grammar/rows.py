@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,20 +18,24 @@ from numpy.typing import NDArray
 
 from core.batch import SampledRow
 from core.daemon_threads import DaemonThreads
-from core.errors import Terminated, described
+from core.errors import Terminated, described, told
 from core.grammar.cuts import Cut, apply_cuts, apply_masks
 from core.grammar.prelude import BehindText, Prelude
 from core.grammar.progress import MAX_FORCED, GrammarProgress
 from core.isolation.faults import ComponentName, Tally, drained
 from core.outputs import PluginIncident
 from core.request import GrammarSpec, SamplingParams
-from core.stages.grammar import CompiledGrammar, GrammarBackend, Mask, Matcher, Vocabulary, mask_size
+from core.stages.grammar import CompiledGrammar, GrammarBackend, GrammarError, Mask, Matcher, Vocabulary, mask_size
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("nonet.grammars")
 
+MASK_S = 1.0
+MASK_TOKEN_S = 0.005
+"""What the masks of a request may take of a core, in all and for each token. They take some 50 us; ambiguous grammars need more for
+each token than for the one before."""
 MAX_INCIDENTS = 64  # kept where nobody fetches them
 MAX_LOADED_BYTES = 64 * 2**20  # of grammars that are kept
 LOADED_BYTES = 256 * 2**10  # of one beside its artifact, which may be tiny: measured with llguidance as 60 to 620 KiB
@@ -54,7 +59,14 @@ class Held:
     grammar: Future[CompiledGrammar]
     preludes: Preludes
     progress: GrammarProgress | None = None
+    mask_s: float = 0.0  # of a core, for its masks so far
     error: str = ""  # it cannot go on
+
+    def spend(self, seconds: float, num_tokens: int) -> None:
+        """Raises GrammarError."""
+        self.mask_s += seconds
+        if self.mask_s > MASK_S + MASK_TOKEN_S * num_tokens:
+            raise GrammarError(f"its masks take too long: {self.mask_s:.1f} s for {num_tokens} tokens")
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +87,8 @@ class GrammarRows:
 
     Masks are made in threads: what backends do there is native code that lets other threads run. A request whose mask takes
     longer than `block_timeout` seconds, or whose backend raises, ends with an error that names the backend; after
-    `quarantine_after` such failures the backend is switched off until the next start. A thread that was given up may still write
+    `quarantine_after` such failures the backend is switched off until the next start. A grammar whose masks take more time than
+    `MASK_S` and `MASK_TOKEN_S` allow ends its request alone: everybody's step waits for it. A thread that was given up may still write
     to its masks, and is in its matcher: nobody else gets either.
     """
 
@@ -86,13 +99,17 @@ class GrammarRows:
         jump_forward: bool = True,
         quarantine_after: int = 3,
         block_timeout: float = 5.0,
+        *,
+        trusted: Collection[ComponentName] = (),
         clock: Callable[[], float] = time.perf_counter,
         load_vocabulary: Callable[[], Vocabulary] | None = None,
         device: str = "cpu",
     ):
-        """`load_vocabulary`: for grammars that begin behind other text (`GrammarSpec.after`). `device`: of the logits."""
+        """`trusted`: backends that are never switched off, whatever clients make them do. `load_vocabulary`: for grammars that
+        begin behind other text (`GrammarSpec.after`). `device`: of the logits."""
+        limits = {part: math.inf if part in trusted else quarantine_after for part in backends}
         self._members = {
-            part.name: Member(part, backend, Tally(part, log, quarantine_after)) for part, backend in backends.items()
+            part.name: Member(part, backend, Tally(part, log, limits[part])) for part, backend in backends.items()
         }
         self._vocab_size = vocab_size
         self._on_host = device == "cpu"
@@ -231,6 +248,8 @@ class GrammarRows:
         return done
 
     def _failed(self, member: Member, error: BaseException) -> str:
+        if isinstance(error, GrammarError):  # of this grammar: nobody's failure
+            return f"{member.part.who}: {told(error)}"
         reason = f"no mask within {self._block_timeout:g} s" if isinstance(error, TimeoutError) else described(error)
         self._incidents.append(member.tally.failed(reason, error))
         return f"{member.part.who}: {reason}"
@@ -302,6 +321,8 @@ def _fill(share: Share) -> None:
         return
     if held.progress is None:
         held.progress = GrammarProgress(held.preludes.around(held.grammar.result().matcher(), held.spec))
+    started = time.thread_time()
     held.progress.fill(share.rows, share.masks)
+    held.spend(time.thread_time() - started, share.rows[0].position + 1)
     if share.cut_width:
         share.cuts = [Cut.of(mask, share.cut_width) for mask in share.masks]

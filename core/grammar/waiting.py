@@ -16,6 +16,7 @@ from core.request import GrammarSpec
 class Job:
     spec: GrammarSpec
     backends: Sequence[str]
+    timeout_s: float  # for all of these backends
     tenant: str = ""
     answer: Future[Answer] = field(default_factory=Future)
 

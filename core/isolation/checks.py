@@ -30,6 +30,7 @@ REQUEST_TYPES: Mapping[str, tuple[type, ...]] = {
     "max_tokens": (int, type(None)),
     "max_tokens_param": (str,),
     "grammar_param": (str,),
+    "grammar_backend_param": (str,),
     "stream": (bool,),
     "tenant": (str,),
     "priority": (int,),

@@ -57,6 +57,11 @@ class Guard:
         """Its latest, if any."""
         return self.incidents.of(self.part)
 
+    @property
+    def is_off(self) -> bool:
+        """Switched off until the next start."""
+        return (incident := self.incident) is not None and incident.quarantined
+
     def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call it. Raises BlamedError for whatever it raises, except a well-formed error of `passes`.
 

@@ -24,21 +24,16 @@ class GuardedReasoningParser:
         self._guard = guard
 
     def stream(self, prompt: str) -> ReasoningStream:
-        if self._is_off:
+        if self._guard.is_off:
             return AllContent()
         return CheckedStream(self._guard.call(self._opened, prompt), self._guard, _check, _NOTHING)
 
     def span(self, prompt: str) -> ReasoningSpan | None:
-        return None if self._is_off else self._guard.call(self._checked_span, prompt)
+        return None if self._guard.is_off else self._guard.call(self._checked_span, prompt)
 
     @property
     def special_tokens(self) -> Sequence[str]:
-        return () if self._is_off else self._guard.call(markers_of, self._parser)
-
-    @property
-    def _is_off(self) -> bool:
-        incident = self._guard.incident
-        return incident is not None and incident.quarantined
+        return () if self._guard.is_off else self._guard.call(markers_of, self._parser)
 
     def _opened(self, prompt: str) -> ReasoningStream:
         return opened(self._parser.stream(prompt), "ReasoningStream")

@@ -26,8 +26,13 @@ class GuardedToolParser:
 
     def stream(self, tools: Sequence[Mapping[str, Any]]) -> ToolStream:
         """Raises RequestError: 503 once it is switched off, or what the parser itself says of the tools."""
+        return self.streams(tools, 1)[0]
+
+    def streams(self, tools: Sequence[Mapping[str, Any]], num: int) -> list[ToolStream]:
+        """Raises what `stream` raises."""
         self._check_running()
-        return CheckedStream(self._guard.call(self._opened, tools), self._guard, _Calls().check, _NOTHING)
+        private = deepcopy(list(tools))  # of this request: what the parser does to it harms nobody else
+        return [self._stream(private) for _ in range(num)]
 
     def grammar(self, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> GrammarSpec | None:
         """None, too, of a parser that knows no grammars. Raises what `stream` raises."""
@@ -36,7 +41,7 @@ class GuardedToolParser:
 
     @property
     def special_tokens(self) -> Sequence[str]:
-        return self._guard.call(markers_of, self._parser)
+        return () if self._guard.is_off else self._guard.call(markers_of, self._parser)
 
     def _check_running(self) -> None:
         incident = self._guard.incident
@@ -59,10 +64,15 @@ class GuardedToolParser:
         texts = (spec.source, spec.backend, spec.after, spec.opening)
         if not all(type(text) is str and is_encodable(text) for text in texts):
             raise MalformedError("grammar returned a GrammarSpec with what is no text")
+        if type(spec.any_whitespace) is not bool or type(spec.may_end) is not bool:
+            raise MalformedError("grammar returned a GrammarSpec with what is neither true nor false")
+        if type(spec.artifact) is not bytes or spec.artifact:
+            raise MalformedError("grammar returned a GrammarSpec with an artifact, which backends alone make")
         return spec
 
-    def _opened(self, tools: Sequence[Mapping[str, Any]]) -> ToolStream:
-        return opened(self._parser.stream(deepcopy(list(tools))), "ToolStream")
+    def _stream(self, private: list[Mapping[str, Any]]) -> ToolStream:
+        stream = self._guard.call(lambda: opened(self._parser.stream(private), "ToolStream"))
+        return CheckedStream(stream, self._guard, _Calls().check, _NOTHING)
 
 
 class _Calls:

@@ -65,7 +65,7 @@ def seeds(folder: Path = FOLDER) -> list[Seed]:
 
 
 def _components(path: Path) -> Iterator[Seed]:
-    """Classes of bad_<group>.py that say by which check they are caught."""
+    """Classes of bad_<group>.py that say by which check they are caught. `provides` of a class stands for the module's."""
     group, tree = path.stem.removeprefix("bad_"), ast.parse(path.read_text(encoding="utf-8"))
     assert group in (*GROUPS, *CHAINS), f"{path.name}: there is no group {group!r}"
     provides = tuple(_literals(tree.body).get("provides", ()))
@@ -78,7 +78,7 @@ def _components(path: Path) -> Iterator[Seed]:
                 component=name.replace("-", "_"),
                 module=path.stem,
                 cls=node.name,
-                provides=provides,
+                provides=tuple(words.get("provides", provides)),
             )
             yield Seed(name, words["caught_by"], path, hooks)
 

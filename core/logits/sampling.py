@@ -71,6 +71,7 @@ class SamplerBuilder:
                 self._spec.vocab_size,
                 self._jump_forward,
                 *limits,
+                trusted=[part.named for part in self._grammars if part.provided.plugin.builtin],
                 load_vocabulary=vocabulary.load_vocabulary,
                 device=device,
             )

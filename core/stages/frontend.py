@@ -5,19 +5,20 @@ A frontend turns a client's words into a `GenerateRequest` and the answer's `Req
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from core.outputs import PluginIncident, RequestOutput, StepStats
 from core.request import SamplingParams
 from core.stages.renderer import Prompt, RenderedPrompt, Renderer
+from core.stages.tool_parser import ToolParser, ToolStream
 
 if TYPE_CHECKING:
     from core.metrics import Metrics
     from core.model.spec import ModelSpec
     from core.pipeline import PipelineDescription
     from core.stages.reasoning_parser import ReasoningParser
-    from core.stages.tool_parser import ToolParser
 
 MAX_TTL_S = 86_400.0
 MAX_RETRY_AFTER_S = 60.0  # that a client of an overloaded server is told
@@ -33,6 +34,7 @@ class GenerateRequest:
     max_tokens: int | None = None  # None: what is left of the context
     max_tokens_param: str = "max_tokens"  # the client's field, for error messages
     grammar_param: str = "structured_outputs"  # likewise, of params.grammar
+    grammar_backend_param: str = "structured_outputs.backend"  # and of its backend
     stream: bool = False
     tenant: str = ""  # derived from the API key on the server side, never from the body
     priority: int = 0
@@ -122,6 +124,14 @@ class Deltas(Protocol):
     async def aclose(self) -> None: ...
 
 
+class FrontToolParser(ToolParser, Protocol):
+    """The selected tool parser as a frontend sees it."""
+
+    def streams(self, tools: Sequence[Mapping[str, Any]], num: int) -> Sequence[ToolStream]:
+        """One `stream` for each choice of a request, which share one copy of its tools."""
+        ...
+
+
 class FrontHalf(Protocol):
     """The front half of the pipeline (stages 2, 3, 8 and 9's text side) as a frontend sees it: `core.front.front.Front`."""
 
@@ -132,7 +142,7 @@ class FrontHalf(Protocol):
     def renderer(self) -> Renderer: ...
 
     @property
-    def tool_parser(self) -> ToolParser:
+    def tool_parser(self) -> FrontToolParser:
         """Guarded: its streams raise GenerationError, and `stream` RequestError once it is switched off."""
         ...
 
@@ -185,6 +195,7 @@ class FrontendContext:
     served_names: tuple[str, ...] = ()  # model names that a client may use; the first is the canonical one
     metrics: Metrics | None = None  # of this front; a frontend adds its own time to them
     drain_timeout: float = 0.0  # seconds that running requests get after SIGTERM
+    grammar_parsers: tuple[str, ...] = ()  # installed tool parsers that know grammars, the selected one left out
 
 
 class Frontend(Protocol):

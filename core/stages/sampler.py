@@ -98,7 +98,10 @@ class Sampler(Protocol):
     """
 
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
-        """`logits` [R, V] float32, may be overwritten. A bad row (NaN, all masked) goes to `errors`, never raises."""
+        """`logits` [R, V] float32, may be overwritten. A bad row (NaN, all masked) goes to `errors`, never raises.
+
+        A reason that begins with `core.errors.NO_TOKEN_LEFT` is told to the client as its own: a 400, and nobody's failure.
+        """
         ...
 
     def forget(self, request_ids: Sequence[str]) -> None:

@@ -75,6 +75,10 @@ def _is_person(value: Any) -> bool:
     return known and isinstance(tags, list) and len(tags) <= 2 and all(tag in ("a/b", "é", "🔥") for tag in tags)
 
 
+def _is_in_range(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == int(value) and 0 <= value <= 20
+
+
 EXAMPLES = (
     GrammarExample(
         GrammarSpec(kind="choice", source=json.dumps(_CHOICES)),
@@ -121,6 +125,17 @@ EXAMPLES = (
         lambda text: _is_person(_loaded(text)),
     ),
     GrammarExample(
+        GrammarSpec(kind="json_schema", source='{"type":"integer","minimum":0,"maximum":20}'),
+        ["0", "7", "19", "20"],
+        ["", "-1", "21", "07", "1.5", "200", '"7"', "null"],
+        lambda text: _is_in_range(_loaded(text)),
+    ),
+    GrammarExample(
+        GrammarSpec(kind="json_schema", source=json.dumps({"enum": ["a/b", "é", 1, None, {"a": [True]}]})),
+        ['"a/b"', '"é"', "1", "null", '{"a": [true]}'],
+        ["", '"a"', '"é', "2", "[true]", '"A/B"', '{"a": []}', '{"a": [true]'],
+    ),
+    GrammarExample(
         GrammarSpec(kind="structural_tag", source=_tag()),
         ["", "Hello.", _NEAR, f"Let me see. {_NEARBY} So {_NEAR}", "a < b"],
         [
@@ -162,6 +177,59 @@ NO_TEXT = (
     GrammarSpec(kind="structural_tag", source="{}"),
 )
 """No grammars, or such that no text is in."""
+
+
+KEYWORDS: Sequence[tuple[Any, Sequence[str]]] = (
+    ({"type": ["string", "null"]}, ["1", "true", "{}", "[]"]),
+    ({"type": "integer"}, ["1.5", '"1"']),
+    ({"enum": ["a", 1]}, ['"b"', "2", '"a', "null"]),
+    ({"enum": [1, 2, 3], "multipleOf": 2}, ["1", "3"]),
+    ({"const": {"a": 1}}, ["{}", '{"a": 2}', '{"a": 1, "b": 1}']),
+    ({"anyOf": [{"type": "null"}, {"type": "boolean"}]}, ["1", '"null"']),
+    ({"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": {"type": "boolean"}}}, ["1", '"a"']),
+    ({"type": "integer", "minimum": 3}, ["2", "-3", "0"]),
+    ({"type": "integer", "maximum": 3}, ["4", "30"]),
+    ({"type": "number", "minimum": 3, "maximum": 7.5}, ["2.5", "7.6", "-4", "3e1"]),
+    ({"type": "number", "exclusiveMinimum": 3, "exclusiveMaximum": 7}, ["3", "3.0", "7", "8", "0.5"]),
+    ({"type": "integer", "minimum": 0, "maximum": 20, "multipleOf": 7}, ["1", "8", "20"]),
+    ({"type": "number", "multipleOf": 0.5}, ["0.3", "1.25"]),
+    ({"type": "string", "minLength": 2}, ['""', '"a"', '"🔥"', '"\\n"', '"\\u00e9"']),
+    ({"type": "string", "maxLength": 2}, ['"abc"', '"éé🔥"', '"\\n\\n\\n"']),
+    ({"type": "string", "pattern": "^[a-c]+$"}, ['""', '"d"', '"abcd"', '"\\u0064"', '"a\\n"']),
+    ({"type": "string", "pattern": "b"}, ['""', '"a"', '"\\u0061"']),
+    ({"type": "string", "allOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]}, ['"a"', '"b"']),
+    ({"type": "string", "format": "ipv4"}, ['"x"', '"1.2.3"', '"256.1.1.1"']),
+    ({"type": "array", "prefixItems": [{"type": "null"}]}, ["[1]", '["a", null]']),
+    ({"type": "array", "items": {"type": "null"}}, ["[1]", "[null, 1]"]),
+    ({"type": "array", "prefixItems": [{}], "items": False}, ["[1, 2]"]),
+    ({"type": "array", "minItems": 2}, ["[]", "[1]"]),
+    ({"type": "array", "maxItems": 2}, ["[1, 2, 3]"]),
+    ({"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2, "uniqueItems": True}, ["[1, 1]", "[2, 2]"]),
+    ({"type": "array", "maxItems": 2, "contains": {"type": "null"}}, ["[]", "[1]", "[1, 2]"]),
+    ({"type": "array", "prefixItems": [{}], "unevaluatedItems": False}, ["[1, 2]"]),
+    ({"type": "object", "properties": {"a": {"type": "null"}}}, ['{"a": 1}', '{"\\u0061": 1}', '{"b": 1, "a": 1}']),
+    ({"type": "object", "properties": {"a": {}}, "required": ["a"]}, ["{}", '{"b": 1}']),
+    ({"type": "object", "required": ["a", "b"]}, ["{}", '{"a": 1}', '{"b": 1}']),
+    ({"type": "object", "properties": {"a": {}}, "additionalProperties": False}, ['{"b": 1}', '{"a": 1, "b": 1}']),
+    ({"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "null"}}, ['{"b": 1}', '{"a": 1, "c": 2}']),
+    (
+        {"type": "object", "patternProperties": {"^a": {"type": "null"}}, "additionalProperties": False},
+        ['{"a": 1}', '{"ab": 1}', '{"b": null}', '{"\\u0061": 1}'],
+    ),
+    ({"type": "object", "patternProperties": {"^a": {"type": "null"}}}, ['{"a": 1}', '{"b": 1, "ab": 1}']),
+    ({"type": "object", "minProperties": 1}, ["{}"]),
+    ({"type": "object", "properties": {"a": {}, "b": {}}, "maxProperties": 1}, ['{"a": 1, "b": 1}', '{"a": 1, "c": 1}']),
+    ({"type": "object", "propertyNames": {"pattern": "^a"}}, ['{"b": 1}', '{"a": 1, "b": 1}']),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, ['{"a": 1}']),
+    ({"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}}, ['{"a": 1}']),
+    ({"type": "object", "properties": {"a": {}}, "unevaluatedProperties": False}, ['{"b": 1}']),
+    ({"allOf": [{"type": "string"}, {"minLength": 1}]}, ['""', "1"]),
+    ({"oneOf": [{"type": "integer"}, {"enum": [1, "a"]}]}, ["1", '"b"']),
+    ({"not": {"type": "null"}}, ["null"]),
+    ({"type": "integer", "not": {"const": 1}}, ["1"]),
+    ({"if": {"type": "string"}, "then": {"enum": ["a"]}, "else": {"type": "null"}}, ['"b"', "1"]),
+)  # fmt: skip
+"""Schemas with texts that one of their keywords forbids: those of normalised schemas (`GrammarBackend.compile`), and others."""
 
 
 @cache

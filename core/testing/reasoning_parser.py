@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from core.isolation.tools import markers_of
 from core.stages.reasoning_parser import ReasoningParser, ReasoningParserContext, ReasoningSpan, SplitText
 from core.testing.contract import Contract
 from core.testing.engines import fake_spec
@@ -171,6 +172,15 @@ class ReasoningParserContract(Contract):
             assert (reasoning, content) == ("", "Yes."), f"behind {span} comes {content!r}"
             if span.begin:
                 assert self.split(parser, [f"{span.begin}Hm.{span.end}Yes."], prompt) == ("Hm.", "Yes.")
+
+    def test_markers_are_a_few_texts(self) -> None:
+        """`special_tokens`, where it has them: the same each time, whatever was split."""
+        parser = self.make_parser()
+        found = markers_of(parser)
+        for text in self.texts()[-6:]:
+            self.split(parser, [text])
+        assert markers_of(parser) == found == markers_of(self.make_parser())
+        assert len(set(found)) == len(found), f"special_tokens has a text twice: {found}"
 
     def test_streams_do_not_mix(self, parser: ReasoningParser) -> None:
         texts = self.texts()[-6:]

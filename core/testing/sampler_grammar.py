@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from core.batch import SampledRow
+from core.errors import NO_TOKEN_LEFT
 from core.request import GrammarSpec, SamplingParams
 from core.stages.grammar import NoGrammar
 from core.stages.logits_processor import LogitsChain, NoProcessors
@@ -116,3 +117,4 @@ class SamplerGrammarChecks(Contract):
         ]
         found = sampler.sample(make_logits(2), metadata_of(rows))
         assert dict(found.token_ids) == {"a": (41,)} and found.errors.keys() == {"b"}
+        assert found.errors["b"].startswith(NO_TOKEN_LEFT), "nobody's fault but the request's"

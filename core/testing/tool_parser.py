@@ -21,8 +21,10 @@ from typing import Any, ClassVar
 import pytest
 
 from core.errors import RequestError
+from core.isolation.tools import markers_of
 from core.request import GRAMMAR_KINDS, GrammarSpec
 from core.stages.tool_parser import ParsedText, ToolCallDelta, ToolParser, ToolParserContext
+from core.testing.call_texts import texts_of
 from core.testing.contract import Contract
 from core.testing.engines import fake_spec
 
@@ -219,8 +221,45 @@ class ToolParserContract(Contract):
         assert tools == list(TOOLS), "it changed the tools that it was given"
         if spec is not None:
             assert type(spec) is GrammarSpec and spec.kind in GRAMMAR_KINDS and spec.source
-            assert "weather" in spec.source and not spec.artifact
+            assert type(spec.any_whitespace) is bool and type(spec.may_end) is bool and spec.artifact == b""
+            assert "weather" in spec.source
             assert ("search" in spec.source) == (choice != "weather"), "another tool than the one that is asked for"
+
+    def test_who_knows_grammars_has_one_for_plain_tools(self) -> None:
+        self.needs("grammar")
+        parser = self.make_parser()
+        asked = [(choice, parallel) for choice in ("auto", "required", "weather") for parallel in (True, False)]
+        found = [parser.grammar(copy.deepcopy(list(TOOLS)), choice, parallel) for choice, parallel in asked]
+        assert any(spec is not None for spec in found), f"all of {asked} are None, and yet it provides `grammar`"
+
+    @pytest.mark.parametrize("choice", ["auto", "required", "weather"])
+    @pytest.mark.parametrize("parallel", [True, False])
+    def test_its_streams_find_the_calls_that_its_grammar_allows(self, choice: str, parallel: bool) -> None:
+        """Of structural tags and schemas, whose texts are written out here; a parser of other kinds walks its own."""
+        self.needs("grammar")
+        parser, rng = self.make_parser(), random.Random(f"{choice}{parallel}")
+        spec = parser.grammar(copy.deepcopy(list(TOOLS)), choice, parallel)
+        for written in () if spec is None else texts_of(spec, rng, 40):
+            told = self.tell(parser, chunks(written.text, rng))
+            calls = list(told.calls.values())
+            assert len(calls) >= written.num_structures, f"{written.text!r} is allowed, and {told} is found in it"
+            assert parallel or len(calls) == 1, f"{written.text!r} is allowed, and has {len(calls)} calls"
+            for call in calls:
+                assert choice != "weather" or call.name == "weather", (
+                    f"{written.text!r} is allowed, and calls {call.name}"
+                )
+                assert json.loads(call.arguments) in written.values, f"{written.text!r} has no {call.arguments!r}"
+            assert not told.content.strip(), f"{told.content!r} is left of {written.text!r}"
+
+    def test_markers_are_a_few_texts(self) -> None:
+        """`special_tokens`, where it has them: the same each time, whatever was parsed."""
+        parser = self.make_parser()
+        found = markers_of(parser)
+        if "tools" in self.provides:
+            for text in self.texts()[-6:]:
+                self.tell(parser, [text])
+        assert markers_of(parser) == found == markers_of(self.make_parser())
+        assert len(set(found)) == len(found), f"special_tokens has a text twice: {found}"
 
     @pytest.mark.parametrize("seed", range(4))
     def test_no_text_is_too_odd(self, parser: ToolParser, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""A terminal chat: streams, keeps the history, and Ctrl-C stops a reply and not the program."""
+"""A terminal chat: streams, keeps the history without its reasoning, and Ctrl-C stops a reply and not the program."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from core.outputs import RequestOutput
 from core.stages.frontend import FrontendContext, GenerateRequest
 from core.stages.renderer import ChatPrompt
 from plugins.frontends.chat_settings import ChatSettings
+from plugins.frontends.reasoning import printed, reasoning_of, with_shown
 from plugins.frontends.sampling_fields import SamplingFields
 
 HELP = """/system TEXT      set the system message (empty: none); starts the chat anew
@@ -50,7 +51,7 @@ class ChatCli:
         self._messages: list[dict[str, str]] = []
         self._system = settings.system
         self._last: RequestOutput | None = None
-        self._partial = ""  # what of the current reply has come
+        self._partial = ""  # what of the current reply has come, without its reasoning
         self._turn = 0
         self._model = context.front.model.name
         self._commands: dict[str, Callable[[str], None]] = {
@@ -121,26 +122,31 @@ class ChatCli:
         self._messages.append({"role": "assistant", "content": reply})
 
     async def _stream(self) -> str:
+        markers = self._front.reasoning_parser.special_tokens
+        request = with_shown(self._request(), self._front.renderer.tokenizer, markers)
+        reasoning = reasoning_of(self._front, request)
+        with printed() as reply:
+            async with aclosing(self._front.generate(request)) as outputs:
+                async for output in outputs:
+                    for choice in output.outputs:
+                        split = reasoning.take(choice, output.prompt_token_ids)
+                        self._partial += split.content
+                        reply.add(split)
+                    self._last = output
+        print()
+        return self._partial
+
+    def _request(self) -> GenerateRequest:
         self._turn += 1
         system = [{"role": "system", "content": self._system}] if self._system else []
-        prompt = ChatPrompt([*system, *self._messages])
-        params = self._fields.params()
-        request = GenerateRequest(
+        return GenerateRequest(
             f"chat-{self._turn}",
-            prompt,
-            params,
+            ChatPrompt([*system, *self._messages]),
+            self._fields.params(),
             max_tokens=self._max_tokens(),
             grammar_param=self._fields.grammar_param,
             stream=True,
         )
-        async with aclosing(self._front.generate(request)) as outputs:
-            async for output in outputs:
-                for choice in output.outputs:
-                    self._partial += choice.text
-                    print(choice.text, end="", flush=True)
-                self._last = output
-        print()
-        return self._partial
 
     def _max_tokens(self) -> int | None:
         """A long conversation leaves less room than the setting asks for; then the rest of the context is taken."""

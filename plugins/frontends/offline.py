@@ -6,8 +6,8 @@ through the model's template), and optionally an `id` and any field of `Sampling
     {"id": "a", "prompt": "Once upon a time", "max_tokens": 32}
     {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
 
-A line of the output is `{"id", "choices": [{"text", "token_ids", "finish_reason", "stop_reason", "logprobs"?}], "usage"}` or
-`{"id", "error"}`, in the order of the input; `docs/generate.md` has it all.
+A line of the output is `{"id", "choices": [{"text", "reasoning"?, "token_ids", "finish_reason", "stop_reason", "logprobs"?}],
+"usage"}` or `{"id", "error"}`, in the order of the input; `docs/generate.md` has it all.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from core.errors import ConfigError, NonetError, OverloadedError, RequestError, 
 from core.outputs import RequestOutput
 from core.stages.frontend import MAX_TTL_S, FrontendContext, GenerateRequest
 from core.stages.renderer import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from plugins.frontends.reasoning import ReasoningOfChoice, printed, reasoning_of, with_shown
 from plugins.frontends.sampling_fields import SamplingFields
 
 
@@ -103,16 +104,18 @@ class Offline:
         settings = self._settings
         text = sys.stdin.read() if settings.prompt == "-" else settings.prompt
         line = Line(prompt=text, **_sampling(settings))
-        if settings.n > 1:
-            outputs = [output async for output in self._front.generate(self._request("0", line))]
-            for index in range(settings.n):
-                print(_choice(outputs, index)["text"])
-            return
         request = self._request("0", line)
-        async with aclosing(self._front.generate(request)) as outputs:
-            async for output in outputs:
-                for choice in output.outputs:
-                    print(choice.text, end="", flush=True)
+        if settings.n > 1:
+            outputs = [output async for output in self._front.generate(request)]
+            for index in range(settings.n):
+                print(_choice(outputs, index, reasoning_of(self._front, request))["text"])
+            return
+        reasoning = reasoning_of(self._front, request)
+        with printed() as answer:
+            async with aclosing(self._front.generate(request)) as stream:
+                async for output in stream:
+                    for part in output.outputs:
+                        answer.add(reasoning.take(part, output.prompt_token_ids))
         print()
 
     async def _answer_file(self, path: Path) -> None:
@@ -136,30 +139,32 @@ class Offline:
 
     async def _answer(self, key: str, line: Line) -> dict[str, Any]:
         try:
-            outputs = await self._outputs(key, line)
+            request = self._request(key, line)
+            outputs = await self._outputs(request)
+            reasoning = [reasoning_of(self._front, request) for _ in range(line.n)]
+            choices = [_choice(outputs, index, each) for index, each in enumerate(reasoning)]
         except NonetError as error:
             return {"id": line.id, "error": str(error)}
         usage = outputs[-1].usage
         assert usage is not None
-        return {
-            "id": line.id,
-            "choices": [_choice(outputs, index) for index in range(line.n)],
-            "usage": {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
-        }
+        num_reasoning = sum(each.num_tokens for each in reasoning)
+        counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+        counts |= {"reasoning_tokens": num_reasoning} if num_reasoning else {}
+        return {"id": line.id, "choices": choices, "usage": counts}
 
-    async def _outputs(self, key: str, line: Line) -> list[RequestOutput]:
+    async def _outputs(self, request: GenerateRequest) -> list[RequestOutput]:
         """Comes back later where the queue is full, as an admission asks of clients; a line with a `ttl` will not wait."""
         while True:
             try:
-                async with aclosing(self._front.generate(self._request(key, line))) as stream:
+                async with aclosing(self._front.generate(request)) as stream:
                     return [output async for output in stream]
             except OverloadedError as error:
-                if line.ttl is not None:
+                if request.ttl is not None:
                     raise
                 await asyncio.sleep(error.retry_after)
 
     def _request(self, key: str, line: Line) -> GenerateRequest:
-        return GenerateRequest(
+        request = GenerateRequest(
             f"offline-{key}",
             line.as_prompt(self._settings.chat),
             line.params(),
@@ -168,6 +173,8 @@ class Offline:
             priority=line.priority,
             ttl=line.ttl,
         )
+        markers = self._front.reasoning_parser.special_tokens if isinstance(request.prompt, ChatPrompt) else ()
+        return with_shown(request, self._front.renderer.tokenizer, markers)
 
     def _write(self, text: str, mode: Literal["w", "a"] = "w") -> None:
         path = self._settings.output
@@ -230,11 +237,14 @@ def _problem(found: Any) -> str:
     return f"{field}: {found['msg']}"
 
 
-def _choice(outputs: list[RequestOutput], index: int) -> dict[str, Any]:
+def _choice(outputs: list[RequestOutput], index: int, reasoning: ReasoningOfChoice) -> dict[str, Any]:
     parts = [choice for output in outputs for choice in output.outputs if choice.index == index]
+    said = [reasoning.take(part, outputs[0].prompt_token_ids) for part in parts]
+    thought = "".join(split.reasoning for split in said)
     logprobs = [_logprobs(token) for part in parts for token in part.logprobs]
     return {
-        "text": "".join(part.text for part in parts),
+        "text": "".join(split.content for split in said),
+        **({"reasoning": thought} if thought else {}),
         "token_ids": [token for part in parts for token in part.token_ids],
         "finish_reason": parts[-1].finish_reason,
         "stop_reason": parts[-1].stop_reason,

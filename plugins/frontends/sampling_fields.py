@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    RootModel,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from core.errors import RequestError
 from core.request import RepetitionDetection, SamplingParams
@@ -14,7 +24,7 @@ from plugins.frontends.structured_outputs import Asked, StructuredOutputs, asked
 class Repetition(BaseModel):
     """As `core.request.RepetitionDetection`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     max_pattern_size: int = Field(ge=1, le=1024)
     min_pattern_size: int = Field(default=1, ge=1, le=1024)
     min_count: int = Field(default=3, ge=2, le=1024)
@@ -25,6 +35,33 @@ class Repetition(BaseModel):
         if value > info.data.get("max_pattern_size", value):
             raise ValueError("is larger than max_pattern_size")
         return value
+
+
+class GrammarFields(RootModel[dict[str, Any]]):
+    """`structured_outputs` as a client writes it, read once."""
+
+    model_config = ConfigDict(frozen=True)
+    _asked: Asked | None = PrivateAttr(None)
+
+    @property
+    def asked(self) -> Asked | None:
+        return self._asked
+
+    @model_validator(mode="after")
+    def _read(self) -> Self:
+        """Raises ValueError for what names no grammar, or two."""
+        if self._asked is not None:  # pydantic asks again where a made one is handed on
+            return self
+        try:
+            outputs = StructuredOutputs.model_validate(self.root)
+            self._asked = asked_for(wanted_by(outputs), outputs)
+        except RequestError as error:
+            raise ValueError(error.message) from None
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            path = ".".join(map(str, ("structured_outputs", *found["loc"])))
+            raise ValueError(f"{path}: {found['msg']}") from None
+        return self
 
 
 class SamplingFields(BaseModel):
@@ -51,7 +88,7 @@ class SamplingFields(BaseModel):
     allowed_token_ids: tuple[int, ...] | None = Field(default=None, min_length=1)
     bad_words: tuple[str, ...] = ()
     repetition_detection: Repetition | None = None
-    structured_outputs: dict[str, Any] | None = Field(
+    structured_outputs: GrammarFields | None = Field(
         default=None,
         description="what the text must be: {json: {type: object}}, {regex: '[0-9]+'}, {choice: [yes, no]} …",
     )
@@ -59,19 +96,13 @@ class SamplingFields(BaseModel):
         default_factory=dict, description="what a request sends to logits processors, by name: {dry: {multiplier: 0.8}}"
     )
 
-    @field_validator("structured_outputs")
-    @classmethod
-    def _one_grammar(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        _asked(value)
-        return value
-
     def params(self) -> SamplingParams:
         values: dict[str, Any] = {name: getattr(self, name) for name in SamplingFields.model_fields}
         values["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
         values.pop("max_tokens")  # admission resolves it from GenerateRequest.max_tokens
         values["extra"] = values.pop("logits_processors")
-        asked = _asked(values.pop("structured_outputs"))
-        values["grammar"] = asked.spec if asked is not None else None
+        values.pop("structured_outputs")
+        values["grammar"] = self._asked.spec if self._asked is not None else None
         if self.repetition_detection is not None:
             values["repetition_detection"] = RepetitionDetection(**self.repetition_detection.model_dump())
         return SamplingParams(**values)
@@ -79,18 +110,8 @@ class SamplingFields(BaseModel):
     @property
     def grammar_param(self) -> str:
         """Where the grammar came from, for error messages."""
-        asked = _asked(self.structured_outputs)
-        return asked.param if asked is not None else ""
+        return self._asked.param if self._asked is not None else ""
 
-
-def _asked(value: dict[str, Any] | None) -> Asked | None:
-    """Raises ValueError for what names no grammar, or two."""
-    try:
-        outputs = StructuredOutputs.model_validate(value or {})
-        return asked_for(wanted_by(outputs), outputs)
-    except RequestError as error:
-        raise ValueError(error.message) from None
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = ".".join(map(str, ("structured_outputs", *found["loc"])))
-        raise ValueError(f"{path}: {found['msg']}") from None
+    @property
+    def _asked(self) -> Asked | None:
+        return self.structured_outputs.asked if self.structured_outputs is not None else None

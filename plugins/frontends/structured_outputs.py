@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from core.errors import RequestError
+from core.grammar.schema.places import with_below
 from core.request import GrammarSpec
 from plugins.frontends.openai_http import strict_json
 from plugins.frontends.structural_tags import TAG_FORM, tag_source
@@ -17,6 +18,7 @@ from plugins.frontends.structural_tags import TAG_FORM, tag_source
 MAX_GRAMMAR = 1 << 20  # characters; the server's own limit is structured_outputs.max_bytes
 MAX_OPTIONS = 1 << 16
 SCHEMA_DEPTH = 200  # of a schema that comes as a text; the server's own limit is structured_outputs.max_depth
+_CONDITIONS = frozenset(("if", "not"))
 _JSON_KINDS = ("json_schema", "json_object", "structural_tag")
 
 GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
@@ -152,11 +154,6 @@ def schema_of(value: Any, param: str) -> dict[str, Any]:
     return value
 
 
-_ONE = ("additionalProperties", "items", "contains", "propertyNames", "then", "else", "unevaluatedProperties")
-_MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-
-
 def closed_schema(schema: Any) -> Any:
     """The same without additional properties in any object whose properties it lists, unless it says something of them.
 
@@ -164,14 +161,7 @@ def closed_schema(schema: Any) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
-    closed = dict(schema)
-    for name, value in schema.items():
-        if name in _NAMED and isinstance(value, dict):
-            closed[name] = {key: closed_schema(part) for key, part in value.items()}
-        elif name in _MANY and isinstance(value, list):
-            closed[name] = [closed_schema(part) for part in value]
-        elif name in _ONE:
-            closed[name] = closed_schema(value)
+    closed = with_below(schema, closed_schema, except_in=_CONDITIONS)
     if {"properties", "patternProperties"} & schema.keys():
         closed.setdefault("additionalProperties", False)
     return closed

@@ -26,6 +26,8 @@ class Ends:
 class MinTokens:
     """While a request has fewer than `min_tokens` tokens, its `stop_token_ids` and EOS are masked; EOS not with `ignore_eos`,
     where it ends nothing. Stop strings are the detokenizer's, which counts as well.
+
+    A grammar whose text is whole can only end: there it does, however many tokens there are.
     """
 
     Settings = MinTokensSettings
@@ -54,5 +56,10 @@ class MinTokens:
             at_id += ends.ids
         if at_row:
             places = torch.tensor([at_row, at_id], device=logits.device)
+            before = logits[places[0], places[1]]
             logits[places[0], places[1]] = NEVER
+            whole = [index for index in dict.fromkeys(at_row) if rows[index].params.grammar is not None]
+            if whole and bool((ended := torch.isneginf(logits[whole].amax(-1))).any()):
+                again = torch.isin(places[0], torch.tensor(whole, device=logits.device)[ended])
+                logits[places[0][again], places[1][again]] = before[again]
         return finished

@@ -14,8 +14,12 @@ import numpy as np
 import torch
 
 from core.batch import SampledRow
+from core.errors import NO_TOKEN_LEFT
+from core.request import SamplingParams
 from core.stages.logits_processor import LogitsChain
 from plugins.samplers.verify import AcceptedRows, take_rows
+
+GRAMMAR = "grammar"
 
 
 class After(StrEnum):
@@ -32,6 +36,11 @@ class Finding:
     after: After
     peak: float = float("-inf")  # the row's largest logit: NaN, +inf or -inf
     told: str = ""  # by what edited the row: the reason as it is
+
+    @property
+    def is_empty(self) -> bool:
+        """Every logit is masked, by what has no reason of its own."""
+        return not self.told and self.after in (After.PROCESSORS, After.MASKS) and self.peak == float("-inf")
 
     @property
     def reason(self) -> str:
@@ -69,14 +78,22 @@ class BadRows(Collection[int]):
 
     def errors(self, kept: AcceptedRows, rows: Sequence[SampledRow], chain: LogitsChain) -> dict[str, str]:
         """By request id. A row matters only where acceptance reaches it, so nobody is blamed before."""
-        errors = {}
-        for request_id, row in kept.failed.items():
-            finding = self._found[row]
-            blame = chain.blame(rows[row]) if finding.after is After.PROCESSORS else ""
-            if finding.after is After.MASKS and rows[row].params.grammar is not None:
-                blame = "; its grammar and its allowed_token_ids, bad_words and logit_bias bar all of them together"
-            errors[request_id] = finding.reason + blame
-        return errors
+        return {request_id: self._error(rows[row], self._found[row], chain) for request_id, row in kept.failed.items()}
+
+    def _error(self, row: SampledRow, finding: Finding, chain: LogitsChain) -> str:
+        names = _narrowing(row.params)
+        by_processors = finding.after is After.PROCESSORS
+        if finding.is_empty and (len(names) > 1 and names[0] == GRAMMAR if by_processors else names):
+            return f"{NO_TOKEN_LEFT} at position {row.position}: its {' and '.join(names)} allow none together"
+        return finding.reason + (chain.blame(row) if by_processors else "")
+
+
+def _narrowing(params: SamplingParams) -> list[str]:
+    """What a request bars tokens with, in the order in which it is applied."""
+    named = [GRAMMAR] if params.grammar is not None else []
+    named += [f"logits_processors.{name}" for name in params.extra]
+    own = ("min_tokens", "allowed_token_ids", "logit_bias", "bad_words")
+    return named + [name for name in own if getattr(params, name)]
 
 
 def bad_peaks(peaks: torch.Tensor) -> dict[int, float]:

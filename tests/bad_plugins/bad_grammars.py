@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 from pydantic import BaseModel, ConfigDict
 
@@ -262,3 +263,106 @@ class TakesNothing(Choices):
         vocabulary = self._load_vocabulary()
         paths = [vocabulary.encode(text) for text in json.loads(spec.source)]
         return json.dumps([paths, sorted(vocabulary.eos_ids)]).encode()
+
+
+class LeadsAstrayPath(Path):
+    def following(self):
+        found = super().following()
+        if not self.taken:
+            found |= set(range(100, 140)) - self.grammar.vocabulary.special_ids
+        return found
+
+
+class LeadsAstray(Choices):
+    """At the start it allows tokens after which nothing fits."""
+
+    caught_by = "test_what_a_mask_allows_fits_and_is_no_dead_end"
+    path = LeadsAstrayPath
+
+
+class MixesPath(Path):
+    def following(self):
+        done, ends = len(self.taken), set(self.grammar.eos_ids)
+        if ends.intersection(self.taken):
+            return set()
+        lengths = {len(path) for path in self.grammar.paths}
+        return {path[done] for path in self.grammar.paths if path[done:]} | (ends if done in lengths else set())
+
+
+class Mixes(Choices):
+    """Looks at how far a text has come, and not at what is in it."""
+
+    caught_by = "test_walks_through_masks_end_in_the_language"
+    path = MixesPath
+
+
+class AllOrNothingPath(Path):
+    def accept(self, token_ids):
+        fits = super().accept(token_ids)
+        if fits == len(token_ids):
+            return fits
+        self.rollback(fits)
+        return 0
+
+
+class AllOrNothing(Choices):
+    """Where not all ids fit, it takes none."""
+
+    caught_by = "test_several_ids_at_once_are_the_same"
+    path = AllOrNothingPath
+
+
+class LoadsAnything(Choices):
+    """Bytes that it did not make are a grammar without texts to it."""
+
+    caught_by = "test_other_bytes_do_not_load"
+
+    def load(self, artifact):
+        try:
+            return super().load(artifact)
+        except ValueError:
+            return Paths(self.path, [], [], self._load_vocabulary())
+
+
+class OneAtATimePath(Path):
+    def fill(self, mask):
+        self.grammar.current = self.following()
+        time.sleep(0.0002)  # another thread has its turn
+        allow(mask, self.grammar.current)
+
+
+class OneAtATime(Choices):
+    """What a matcher works with is kept with the grammar, for all of them."""
+
+    caught_by = "test_two_threads_may_use_two_matchers"
+    path = OneAtATimePath
+
+
+class TakesOneKind(Choices):
+    """Says that it knows regular expressions, and refuses each."""
+
+    caught_by = "test_it_takes_a_grammar_of_each_kind"
+    provides = ("choice", "regex")
+
+    def compile(self, spec):
+        if spec.kind != "choice":
+            raise GrammarError(f"{spec.kind} is not supported")
+        return super().compile(spec)
+
+
+class IgnoresKeyword(Choices):
+    """Integers between bounds, whatever else the schema says of them."""
+
+    caught_by = "test_a_schema_that_it_takes_holds_texts_to_each_keyword"
+    provides = ("json_schema",)
+
+    def compile(self, spec):
+        try:
+            schema = json.loads(spec.source)
+            if schema["type"] != "integer":
+                raise GrammarError("only integers are supported")
+            texts = [str(number) for number in range(schema["minimum"], schema["maximum"] + 1)]
+        except (ValueError, LookupError, TypeError) as error:
+            raise GrammarError(f"only integers between bounds are supported: {error}") from error
+        vocabulary = self._load_vocabulary()
+        return json.dumps([[vocabulary.encode(text) for text in texts], sorted(vocabulary.eos_ids)]).encode()

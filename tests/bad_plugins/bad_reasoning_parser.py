@@ -90,3 +90,20 @@ class NothingComesBeforeTheEnd(Parser):
 
     def stream(self, prompt):
         return Whole()
+
+
+class ForgetsItsMarkers(Parser):
+    """They depend on what was split before."""
+
+    caught_by = "test_markers_are_a_few_texts"
+
+    def __init__(self, settings, context):
+        self._num_streams = 0
+
+    def stream(self, prompt):
+        self._num_streams += 1
+        return Whole()
+
+    @property
+    def special_tokens(self):
+        return (CLOSE,) if self._num_streams else (OPEN, CLOSE)

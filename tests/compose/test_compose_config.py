@@ -16,7 +16,7 @@ from core.config.keys import fields_of
 from core.errors import ConfigError, NonetError, PluginError
 from core.plugins import load_plugins
 from core.session import open_session
-from core.settings import Settings, settings_class
+from core.settings import SECTIONS, Settings, settings_class
 from core.version import nonet_version
 
 
@@ -211,7 +211,7 @@ def test_explain_as_json_has_the_sections_beside_the_groups(capsys):
 
     assert run(["--json", "process.separate=false"]) == 0
     rows = {row["stage"]: row for row in json.loads(capsys.readouterr().out)}
-    assert [stage for stage in rows if stage not in CHAINS] == [*GROUPS, "process", "plugins"]
+    assert [stage for stage in rows if stage not in CHAINS] == [*GROUPS, *SECTIONS]
     assert rows["observers"]["name"] == "prometheus"
     assert rows["process"]["settings"]["separate"] == {"value": False, "origin": "override"}
     assert rows["plugins"]["settings"]["disable"]["origin"] == "default of core.settings:PluginSettings"

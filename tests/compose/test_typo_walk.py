@@ -23,9 +23,8 @@ from core.config.compose import compose
 from core.errors import ConfigError
 from core.plugins import Plugins, load_plugins
 from core.session import open_session
-from core.settings import ModelSettings, PluginSettings, ProcessSettings, Settings, settings_class
+from core.settings import SECTIONS, ModelSettings, Settings, settings_class
 
-SECTIONS = {"plugins": PluginSettings, "process": ProcessSettings}
 GLOBAL = "# @package _global_\n"
 
 

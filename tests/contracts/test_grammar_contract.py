@@ -7,7 +7,8 @@ import random
 import pytest
 
 from core.request import GRAMMAR_KINDS
-from core.testing.grammar import GrammarContract, segmented
+from core.testing.grammar import GrammarContract
+from core.testing.grammar_walks import segmented
 from plugins.grammars.llguidance_backend import LLGuidance
 
 

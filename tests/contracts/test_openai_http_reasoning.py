@@ -1,4 +1,4 @@
-"""Reasoning over HTTP with a fake front: `reasoning_content` whole and streamed, beside tool calls, and counted."""
+"""Reasoning over HTTP with a fake front: under both of its names, whole and streamed, beside tool calls, and counted."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def streamed(client, **fields):
         for choice in chunk["choices"]:
             delta = choice["delta"]
             assert not (delta.get("reasoning_content") and content), "reasoning comes before content"
+            assert delta.get("reasoning") == delta.get("reasoning_content"), "two names of one text"
             reasoning += delta.get("reasoning_content", "")
             content += delta.get("content") or ""
             calls += "".join(call["function"]["arguments"] for call in delta.get("tool_calls", ()))
@@ -78,18 +79,44 @@ def test_reasoning_is_told_apart_whole_and_streamed(client, front):
     body = ask(client)
     message = body["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Let me see: 5 < 7.", "It is warm.\n")
+    assert message["reasoning"] == message["reasoning_content"]
     assert streamed(client) == ("Let me see: 5 < 7.", "It is warm.\n", "", ["stop"], body["usage"])
 
 
 def test_reasoning_tokens_are_a_part_of_the_completion_tokens(client, front):
+    """Its markers are a part of it: what is left over are the tokens of the content."""
     front.script = Script(THOUGHT)
     usage = ask(client, n=2)["usage"]
-    thought = len(front.tokenizer.encode("Let me see: 5 < 7.", add_special_tokens=False))
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": 2 * thought}
-    assert usage["completion_tokens"] > 2 * thought
-    front.script = Script("It is warm.")
-    body = ask(client)
-    assert "completion_tokens_details" not in body["usage"] and "reasoning_content" not in body["choices"][0]["message"]
+    content = len(front.tokenizer.encode("It is warm.\n", add_special_tokens=False))
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": usage["completion_tokens"] - 2 * content}
+    assert streamed(client, n=2)[4] == usage
+    front.script = Script("<think>Hm.</think>")
+    usage = ask(client)["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": usage["completion_tokens"]}
+    for text in ("It is warm.", " <thi", "<think></think>Yes."):
+        front.script = Script(text)
+        body = ask(client)
+        assert "completion_tokens_details" not in body["usage"] and not text_of_reasoning(body)
+
+
+def text_of_reasoning(body):
+    message = body["choices"][0]["message"]
+    return {name: message[name] for name in ("reasoning", "reasoning_content") if name in message}
+
+
+def test_reasoning_is_counted_as_it_passes(client, front, monkeypatch):
+    """Encoding all of it again took 125 ms of the event loop for 100,000 characters."""
+    front.script = Script("<think>" + "Let me see. " * 200 + "</think>Yes.")
+    expected = ask(client, max_tokens=5000)
+    encode = type(front.tokenizer).encode
+
+    def short(tokenizer, text, *values, **named):
+        assert text == front.script.text or "Let me see. Let me see." not in text, "the reasoning is encoded again"
+        return encode(tokenizer, text, *values, **named)
+
+    monkeypatch.setattr(type(front.tokenizer), "encode", short)
+    assert ask(client, max_tokens=5000)["usage"] == expected["usage"]
+    assert expected["usage"]["completion_tokens_details"]["reasoning_tokens"] > 500
 
 
 def test_reasoning_that_is_cut_is_reasoning(client, front):
@@ -138,11 +165,29 @@ def test_the_history_may_have_reasoning(client, front):
     assert (got.status_code, got.json()["error"]["param"]) == (400, "messages[0].reasoning_content")
 
 
+@pytest.mark.parametrize("names", [("reasoning",), ("reasoning_content",), ("reasoning", "reasoning_content")])
+def test_templates_get_the_reasoning_of_the_history_under_both_names(client, front, names):
+    front.script = Script("Yes.")
+    history = [*HELLO, {"role": "assistant", "content": "Warm.", **dict.fromkeys(names, "Hm.")}, *HELLO]
+    ask(client, messages=history)
+    message = front.requests[-1].prompt.messages[1]
+    assert (message["reasoning"], message["reasoning_content"]) == ("Hm.", "Hm.")
+    assert "reasoning" not in front.requests[-1].prompt.messages[0]
+
+
+def test_reasoning_that_says_two_things_is_refused(client, front):
+    said = {"role": "assistant", "content": "", "reasoning": "Hm.", "reasoning_content": "Well."}
+    for message, param in ((said, "reasoning"), ({**HELLO[0], "reasoning": "Hm."}, "reasoning")):
+        got = client.post(CHAT, json={"messages": [message]})
+        assert (got.status_code, got.json()["error"]["param"]) == (400, f"messages[0].{param}")
+
+
 def test_the_official_client_has_it_as_an_extra_field(server, front):
     front.script = Script(THOUGHT)
     with OpenAI(base_url=server[1] + "/v1", api_key="none", max_retries=0, timeout=10) as sdk:
         got = sdk.chat.completions.create(model="fake-model", messages=HELLO, max_tokens=500)
         assert got.choices[0].message.reasoning_content == "Let me see: 5 < 7."
+        assert got.choices[0].message.reasoning == "Let me see: 5 < 7."  # as OpenRouter's and vLLM's examples read it
         assert got.usage.completion_tokens_details.reasoning_tokens > 0
         again = [*HELLO, got.choices[0].message.model_dump(exclude_none=True), *HELLO]
         sdk.chat.completions.create(model="fake-model", messages=again, max_tokens=500)

@@ -57,6 +57,19 @@ def test_the_grammar_and_its_field_reach_the_pipeline(client, front, path):
     assert (front.requests[-1].params.grammar, front.requests[-1].grammar_param) == (None, "")
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_the_field_of_the_backend_reaches_the_pipeline(client, front, path):
+    newer = {"structured_outputs": {"regex": "a", "backend": "mine"}}
+    for fields, param in (
+        ({"guided_regex": "a", "guided_decoding_backend": "mine"}, "guided_decoding_backend"),
+        (newer, "structured_outputs.backend"),
+        ({**newer, "guided_decoding_backend": "mine"}, "structured_outputs.backend"),
+    ):
+        assert ask(client, path, **fields).status_code == 200
+        request = front.requests[-1]
+        assert (request.params.grammar.backend, request.grammar_backend_param) == ("mine", param)
+
+
 def test_every_prompt_of_a_list_has_the_grammar(client, front):
     ask(client, COMPLETIONS, prompt=["a", "b"], guided_choice=["x", "y"])
     assert [request.params.grammar.source for request in front.requests] == ['["x","y"]'] * 2

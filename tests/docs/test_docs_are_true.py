@@ -10,6 +10,7 @@ import pytest
 from core import docs
 from core.cli import COMMANDS
 from core.components import GROUPS, STAGES
+from core.settings import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -57,6 +58,14 @@ def test_every_command_exists_and_is_in_the_readme():
 def test_the_config_page_lists_every_group():
     page = (ROOT / "docs/configs.md").read_text(encoding="utf-8")
     assert all(f"`{group}`" in page for group in GROUPS)
+
+
+def test_the_config_page_lists_every_key_beside_the_groups():
+    page = (ROOT / "docs/configs.md").read_text(encoding="utf-8")
+    assert f"{('Two', 'Three', 'Four')[len(SECTIONS) - 2]} sections belong to no group" in page
+    for name, section in SECTIONS.items():
+        for key in section.model_fields:
+            assert f"`{name}.{key}`" in page or (name == "process" and f"`{key}`" in page), f"{name}.{key}"
 
 
 FORBIDDEN = [

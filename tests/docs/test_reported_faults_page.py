@@ -31,7 +31,7 @@ NUMBERS = {
     "P": "1 2 3 4 5 6 7 8 9 10 12",
 }
 ROWS = [f"{section}{number}" for section, numbers in NUMBERS.items() for number in numbers.split()]
-WITHOUT_TEST = {row for row in ROWS if row[0] == "L"} - set("L1 L2 L5 L12 L16 L20".split()) | {"O5", "O6", "O7", "O8"}
+WITHOUT_TEST = {"O5", "O6", "O7", "O8"}  # of a feature that is not built yet
 
 
 class Row(NamedTuple):
@@ -62,6 +62,13 @@ def functions_of(path: str) -> frozenset[str]:
 def test_each_row_appears_once_in_order() -> None:
     assert len(ROWS) == len(set(ROWS)) == 103
     assert [row.name for row in parsed()] == ROWS
+
+
+def test_nothing_is_called_missing_that_has_been_built() -> None:
+    missing = [row for row in parsed() if "Not built yet" in row.note]
+    assert {row.name for row in missing} == WITHOUT_TEST
+    assert "no grammar sampler" not in PAGE.read_text(encoding="utf-8")
+    assert all("quantization_config" in row.note for row in missing)
 
 
 @pytest.mark.parametrize("row", parsed(), ids=lambda row: row.name)

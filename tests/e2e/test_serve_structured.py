@@ -202,7 +202,8 @@ def test_what_no_backend_takes_is_told_by_its_path(tiny: Served, path: str) -> N
         ("guided_grammar", {"guided_grammar": "junk " * 100_000}),
         ("structured_outputs.regex", {"structured_outputs": {"regex": "a" * 10_000}}),
         ("guided_json", {"guided_json": {"enum": ["x" * 50 + str(index) for index in range(10_000)]}}),
-        ("guided_regex", {"guided_regex": "a", "guided_decoding_backend": "no_such_backend"}),
+        ("guided_decoding_backend", {"guided_regex": "a", "guided_decoding_backend": "no_such_backend"}),
+        ("structured_outputs.backend", {"structured_outputs": {"regex": "a", "backend": "no_such_backend"}}),
     ]
     for param, fields in wrong:
         error = tiny.refused(path, **ASKED[path], max_tokens=5, **fields)

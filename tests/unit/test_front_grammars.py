@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -19,6 +20,7 @@ from core.observers import ObserverContext
 from core.outputs import PluginIncident
 from core.pipeline import PipelineDescription
 from core.request import EngineRequest, GrammarSpec, SamplingParams
+from core.stages.frontend import GenerateRequest
 from core.testing.engines import fake_spec
 from core.testing.harness.fake_grammars import fake_setup
 from core.testing.harness.fronts import FrontHarness, request
@@ -47,6 +49,10 @@ class Bench:
             await self.compiled(text, backend)
         assert caught.value.param == PARAM
         return caught.value
+
+
+def no_thread(thread: threading.Thread) -> NoReturn:
+    raise RuntimeError("can't start new thread")
 
 
 @contextmanager
@@ -114,16 +120,32 @@ async def test_a_crash_is_a_refusal_that_the_operator_hears_of() -> None:
         assert (await b.compiled("ok")).artifact == b"ok"
 
 
-@pytest.mark.parametrize(("deed", "num_incidents"), [("exit 3", 1), ("sleep 60", 0)])
-async def test_a_backend_that_is_lost_over_a_grammar_leaves_it_to_the_next(deed: str, num_incidents: int) -> None:
-    with bench(compile_timeout=0.3) as b:
-        found = await b.compiled(f"{deed} | ok")
-        assert (found.backend, found.artifact) == ("second", f"{deed} | ok".encode())
-        assert (await b.compiled(f"{deed} | ok")).backend == "second"
+async def test_a_backend_that_crashes_over_a_grammar_leaves_it_to_the_next() -> None:
+    with bench() as b:
+        found = await b.compiled("exit 3 | ok")
+        assert (found.backend, found.artifact) == ("second", b"exit 3 | ok")
+        assert (await b.compiled("exit 3 | ok")).backend == "second"
         assert b.figures.lost_processes == 1 and b.figures.hits == 1
-        assert len(b.incidents.latest()) == num_incidents
-        assert (await b.refused(f"{deed} | refuse no")).code == "unsupported_grammar"
-        assert (await b.refused("sleep 60")).code == "grammar_timeout" and not b.grammars._flights
+        assert len(b.incidents.latest()) == 1
+        assert (await b.refused("exit 3 | refuse no")).code == "unsupported_grammar" and not b.grammars._flights
+
+
+async def test_a_grammar_has_one_time_however_many_backends_are_lost_over_it() -> None:
+    with bench(compile_timeout=5.0) as b:
+        asked, submit = list[float | None](), b.setup.compiler.submit
+
+        def counted(spec: GrammarSpec, backends: Any, tenant: str, timeout_s: float | None) -> Any:
+            asked.append(timeout_s)
+            return submit(spec, backends, tenant, timeout_s)
+
+        b.setup.compiler.submit = counted  # type: ignore[method-assign]
+        await b.compiled("exit 3 | ok")
+        first, second = asked
+        assert first is None and second is not None and 0 < second < 5.0
+    with bench(compile_timeout=0.3) as b:
+        assert (await b.refused("sleep 60 | ok")).code == "grammar_timeout"
+        assert b.figures.lost_processes == 1, "nothing is left for the next one"
+        assert b.incidents.latest() == () and not b.grammars._flights
 
 
 async def test_a_backend_that_raises_is_named_and_switched_off_in_the_end() -> None:
@@ -242,6 +264,15 @@ async def test_a_process_that_does_not_start_is_no_clients_fault() -> None:
         assert (error.status, error.code) == (503, "grammar_compiler_failed") and "no model" in error.message
 
 
+async def test_a_thread_that_does_not_start_is_no_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench() as b, monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        error = await b.refused("ok")
+        assert (error.status, error.code) == (503, "grammar_compiler_failed") and not b.grammars._flights
+        patched.undo()
+        assert (await b.compiled("ok")).artifact == b"ok"
+
+
 async def test_closing_ends_all_who_wait() -> None:
     with bench(compile_timeout=60) as b:
         calls = [asyncio.ensure_future(b.compiled(text)) for text in ("sleep 60", "a", "b")]
@@ -286,11 +317,70 @@ async def test_a_refused_grammar_costs_nothing_and_is_counted() -> None:
     async with fronting() as (h, sent):
         for text, code in (("refuse no", "unsupported_grammar"), ("(" * 100, "too_large"), ("exit 1", "grammar_crash")):
             with pytest.raises(RequestError) as caught:
-                await h.answer(request(grammar=GrammarSpec(kind="regex", source=text)))
+                await h.answer(request(grammar=GrammarSpec(kind="regex", source=text), ignore_eos=False))
             assert (caught.value.code, caught.value.param) == (code, "structured_outputs")
         assert sent == []
         figures = h.front._intake.grammars.figures
         assert dict(figures.refused) == {"unsupported_grammar": 1, "too_large": 1, "grammar_crash": 1}
+
+
+async def test_what_costs_little_is_refused_before_it_is_compiled_or_rendered() -> None:
+    async with fronting() as (h, _):
+        fields, rendered = h.front._pipeline.request_fields, list[GenerateRequest]()
+        h.front._intake._rendered = rendered.append
+        asked = request(grammar=GrammarSpec(kind="regex", source="text"))
+        for name in ("check", "check_priority", "check_running"):
+
+            def refuse(*values: object) -> NoReturn:
+                raise RequestError("no", param="p")
+
+            setattr(fields, name, refuse)
+            with pytest.raises(RequestError):
+                await h.answer(asked)
+            delattr(fields, name)
+        with pytest.raises(RequestError) as caught:
+            await h.answer(request(grammar=GrammarSpec(kind="regex", source="(" * 100)))
+        assert caught.value.code == "too_large" and rendered == []
+        assert h.front._intake.grammars.figures.misses == 0, "a grammar was compiled"
+        del h.front._intake._rendered
+
+
+async def test_a_grammar_is_compiled_beside_the_rendering() -> None:
+    """Each waits until the other has begun."""
+    async with fronting() as (h, _):
+        intake, begun = h.front._intake, threading.Barrier(2, timeout=10)
+        rendered, compiled = intake._rendered, intake.grammars.compiled
+
+        async def compiled_beside(*values: Any) -> GrammarSpec:
+            await asyncio.to_thread(begun.wait)
+            return await compiled(*values)
+
+        def rendered_beside(asked: GenerateRequest) -> Any:
+            begun.wait()
+            return rendered(asked)
+
+        intake._rendered, intake.grammars.compiled = rendered_beside, compiled_beside
+        await h.answer(request(grammar=GrammarSpec(kind="regex", source="text"), ignore_eos=False))
+
+
+async def test_who_is_refused_by_the_renderer_does_not_wait_for_the_grammar() -> None:
+    """Nor the other way round; what is not wanted any more leaves the queue."""
+    async with fronting(compile_timeout=60) as (h, sent):
+        intake = h.front._intake
+
+        def refuse(asked: GenerateRequest) -> NoReturn:
+            raise RequestError("no template", param="messages")
+
+        rendered, intake._rendered = intake._rendered, refuse
+        with pytest.raises(RequestError, match="no template"):
+            await asyncio.wait_for(h.answer(request(grammar=GrammarSpec(kind="regex", source="sleep 3"))), 2)
+        release = threading.Event()
+        intake._rendered = lambda asked: (release.wait(10), rendered(asked))[1]
+        with pytest.raises(RequestError, match="no grammar backend"):
+            await h.answer(request(grammar=GrammarSpec(kind="regex", source="refuse no"), n=2, ignore_eos=False))
+        release.set()
+        intake._rendered = rendered
+        assert sent == [] and not any(flight.num_waiting for flight in intake.grammars._flights.values())
 
 
 async def test_an_artifact_that_a_client_brings_is_compiled_all_the_same() -> None:
@@ -326,7 +416,8 @@ async def test_metrics_show_what_grammars_cost() -> None:
         context = ObserverContext(fake_spec(), PipelineDescription(()), grammars=b.figures)
         metrics = Metrics(Metrics.Settings(), context)
         await asyncio.gather(b.compiled("a"), b.compiled("a"), b.compiled("b"))
-        b.grammars.note_refused(await b.refused("refuse no"))
+        with pytest.raises(RequestError), b.grammars.counting_refusals():
+            await b.compiled("refuse no")
         await b.refused("exit 1", backend="first")
         text = metrics.exposition().decode()
     assert metric(text, "nonet_grammar_cache_hits_total") == 1 and metric(text, "nonet_grammar_cache_misses_total") == 4

@@ -11,8 +11,8 @@ import pytest
 
 from core.request import GrammarSpec
 from core.stages.grammar import CompiledGrammar, GrammarBackend, GrammarError
-from core.testing.grammar import allowed, segmented
 from core.testing.grammar_examples import vocabularies
+from core.testing.grammar_walks import allowed, segmented
 
 VOCABULARY = vocabularies()[0]
 BYTES = {

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -162,6 +164,30 @@ def test_a_slow_grammar_holds_up_nobody_else() -> None:
     finally:
         compiler.close()
     assert compiler.pids == []
+
+
+@pytest.mark.parametrize("when", ["the first", "the second"])
+def test_a_thread_that_cannot_be_started_stops_no_other(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = fake_setup(max_workers=2).compiler
+    running = submit(compiler, "sleep 0.6") if when == "the second" else None
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        if running is None:
+            compiler.start()
+            with pytest.raises(CompilerStartError, match="no thread"):
+                submit(compiler, "lost")
+        else:
+            wait_until(running.running, WAIT_S)
+            waiting = submit(compiler, "ok")
+            assert isinstance(waiting.result(WAIT_S), Compiled) and isinstance(running.result(), Compiled)
+    try:
+        assert isinstance(ask(compiler, "ok"), Compiled) and len(compiler.pids) == 1
+    finally:
+        compiler.close()
+
+
+def no_thread(thread: threading.Thread) -> NoReturn:
+    raise RuntimeError("can't start new thread")
 
 
 def test_many_at_once_are_all_answered() -> None:

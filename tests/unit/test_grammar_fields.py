@@ -29,8 +29,9 @@ def fields_of(*overrides: str) -> RequestFields:
 
 def refused(fields: RequestFields, **values: str) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        fields.check_grammar(GrammarSpec(**values), "guided_json")
-    assert (caught.value.status, caught.value.param) == (400, "guided_json")
+        fields.check_grammar(GrammarSpec(**values), "guided_json", "guided_decoding_backend")
+    param = "guided_decoding_backend" if "backend" in values else "guided_json"
+    assert (caught.value.status, caught.value.param) == (400, param)
     return caught.value
 
 
@@ -48,7 +49,7 @@ def with_backends(fields: RequestFields, **kinds: tuple[str, ...]) -> RequestFie
 @pytest.mark.parametrize("kind", GRAMMAR_KINDS)
 def test_the_default_takes_every_kind(kind: str) -> None:
     fields = fields_of()
-    fields.check_grammar(GrammarSpec(kind=kind), "p")
+    fields.check_grammar(GrammarSpec(kind=kind), "p", "b")
     fields.check(SamplingParams(grammar=GrammarSpec(kind=kind)))
 
 
@@ -67,22 +68,25 @@ def test_without_a_backend_it_is_said_which_would_do() -> None:
 
 def test_a_kind_that_no_selected_backend_compiles() -> None:
     fields = with_backends(fields_of(), mine=("choice",), other=("regex",))
-    fields.check_grammar(GrammarSpec(kind="choice"), "p")
+    fields.check_grammar(GrammarSpec(kind="choice"), "p", "b")
     error = refused(fields, kind="ebnf")
     assert error.message.startswith("guided_json: grammars=[mine,other] compiles no ebnf; serve with +grammars=[llguid")
 
 
 def test_the_asked_backend() -> None:
     fields = with_backends(fields_of(), mine=("choice",))
-    fields.check_grammar(GrammarSpec(kind="choice", backend="mine"), "p")
+    fields.check_grammar(GrammarSpec(kind="choice", backend="mine"), "p", "b")
     error = refused(fields, kind="regex", backend="mine")
-    assert error.message.startswith("guided_json: grammars=mine compiles no regex; serve with ")
+    assert error.message.startswith("guided_decoding_backend: grammars=mine compiles no regex; serve with ")
     error = refused(fields, kind="regex", backend="llguidance")
     assert error.message == (
-        "guided_json: this server does not run grammars=llguidance; serve with +grammars=[llguidance] for it"
+        "guided_decoding_backend: this server does not run grammars=llguidance; "
+        "serve with +grammars=[llguidance] for it"
     )
     error = refused(fields, kind="regex", backend="llguidence\n")
-    assert error.message == "guided_json: there is no grammar backend 'llguidence?'; did you mean llguidance?"
+    assert (
+        error.message == "guided_decoding_backend: there is no grammar backend 'llguidence?'; did you mean llguidance?"
+    )
 
 
 def test_a_sampler_that_would_ignore_it() -> None:

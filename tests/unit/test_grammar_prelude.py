@@ -11,7 +11,7 @@ import pytest
 from core.grammar.prelude import MAX_GAP, BehindText, Prelude
 from core.request import GrammarSpec
 from core.stages.grammar import Vocabulary, allow, mask_size
-from core.testing.grammar import allowed
+from core.testing.grammar_walks import allowed
 
 THINK = {"after": "</think>", "opening": "<think>"}
 PIECES = (

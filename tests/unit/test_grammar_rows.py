@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import core.grammar.rows as rows_module
 from core.grammar.cuts import Cut, apply_cuts, apply_masks
 from core.grammar.progress import GrammarProgress
 from core.grammar.rows import GrammarRows, Loaded
@@ -206,6 +207,40 @@ def test_who_fails_ends_its_request_alone_and_is_switched_off():
         (incident,) = grammar.incidents()
         assert (incident.name, incident.failures, incident.quarantined) == ("paths", number, number == 2)
     assert grammar.apply(make_logits(1, V), [row("new")]) == {0: f"{WHO}: switched off after 2 failures"}
+
+
+def test_a_grammar_that_cannot_go_on_is_nobodys_failure():
+    def stop():
+        raise GrammarError("its limits\nare reached")
+
+    grammar = grammar_rows(Broken(stop), quarantine_after=1)
+    for number in range(3):
+        assert grammar.apply(make_logits(1, V), [row(f"r{number}", [69])]) == {0: f"{WHO}: its limits are reached"}
+    assert not grammar.incidents()
+
+
+def test_clients_cannot_have_a_trusted_backend_switched_off():
+    grammar = grammar_rows(Broken(lambda: 1 / 0), quarantine_after=1, trusted=[PART])
+    for number in range(3):
+        assert "ZeroDivisionError" in grammar.apply(make_logits(1, V), [row(f"r{number}", [69])])[0]
+    assert [one.quarantined for one in grammar.incidents()] == [False] * 3
+    logits = make_logits(1, V)
+    assert grammar.apply(logits, [row("a", [1])]) == {} and kept(logits) == [[2, 9]]
+
+
+def test_masks_that_take_ever_longer_end_their_request_alone(monkeypatch):
+    monkeypatch.setattr(rows_module, "MASK_S", 0.02)
+    monkeypatch.setattr(rows_module, "MASK_TOKEN_S", 0.0)
+
+    def slow():
+        ends = time.thread_time() + 0.03
+        while time.thread_time() < ends:
+            pass
+
+    grammar, logits = grammar_rows(Broken(slow), quarantine_after=1), make_logits(2, V)
+    (error,) = grammar.apply(logits, [row("slow", [69]), row("a", [1])]).values()
+    assert error.startswith(f"{WHO}: its masks take too long: 0.0 s for 2 tokens")
+    assert kept(logits)[1] == [2, 9] and not grammar.incidents()
 
 
 def test_a_mask_that_never_comes_costs_its_request_and_no_other():

@@ -16,7 +16,7 @@ TENANTS = st.sampled_from(["a", "b", "c"])
 
 
 def job(tenant: str) -> Job:
-    return Job(GrammarSpec(kind="regex", source="a"), ["first"], tenant)
+    return Job(GrammarSpec(kind="regex", source="a"), ["first"], 1.0, tenant)
 
 
 @given(st.lists(TENANTS | st.sampled_from(["take", "cancel"]), max_size=60), st.integers(1, 5))

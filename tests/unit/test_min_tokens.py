@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from core.request import SamplingParams
+from core.request import GrammarSpec, SamplingParams
 from core.stages.logits_processor import LogitsProcessorContext
 from core.testing.sampler import make_row
 from core.testing.sampler_reference import spec_of
@@ -65,3 +65,17 @@ def test_ids_outside_the_vocabulary_touch_no_neighbour():
         make_min_tokens(eos=(3, V + 2)), asking(min_tokens=2, stop_token_ids=(-1, V + 10, 2**40)), asking(min_tokens=2)
     )
     assert found == [[3], [3]]
+
+
+def test_a_grammar_that_can_only_end_does():
+    grammar = GrammarSpec(kind="regex", backend="fake")
+    rows = [asking(min_tokens=9, grammar=grammar), asking(min_tokens=9, grammar=grammar), asking(min_tokens=9)]
+    processor = make_min_tokens()
+    states = [processor.state(row, None) for row in rows]
+    logits = torch.full((3, V), float("-inf"))
+    logits[:, [3, 4]] = torch.tensor([1.0, 2.0])  # the grammar has left the ends alone
+    logits[1, 20] = 0.5
+    processor.apply(logits, rows, states)
+    assert logits[0, [3, 4]].tolist() == [1.0, 2.0]
+    assert torch.isfinite(logits[1]).nonzero().flatten().tolist() == [20]
+    assert not torch.isfinite(logits[2]).any()  # no grammar: its own doing

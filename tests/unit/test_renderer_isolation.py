@@ -201,3 +201,19 @@ async def test_tokenize_goes_the_same_way():
             await h.front.render(TextPrompt("hello"))
         with pytest.raises(GenerationError, match=r"^frontend=chaos "):
             await h.front.render(["hello"])
+
+
+def no_thread(thread):
+    raise RuntimeError("can't start new thread")
+
+
+async def test_a_thread_that_cannot_be_started_turns_one_call_away(monkeypatch):
+    """Neither its place nor its thread counts as taken afterwards."""
+    async with Harness() as h:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", no_thread)
+            for _ in range(5):
+                with pytest.raises(OverloadedError, match="cannot be rendered: RuntimeError: can't start"):
+                    await asyncio.wait_for(h.answer(request()), 5)
+        assert ids_of(await h.answer(request())) == oracle()
+        assert h.front._intake._threads._num_busy == 0

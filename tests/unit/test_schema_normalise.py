@@ -230,6 +230,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"pattern": "(a)\\1"}, "is not supported"),
     ({"$ref": "http://example.com/x"}, "$ref at # is not supported: it leads outside"),
     ({"$ref": "#/$defs/none"}, "$ref at # must be a reference to a schema that is there"),
+    ({"$ref": "#/anyOf/" + "9" * 5000, "anyOf": [{}]}, "$ref at # must be a reference to a schema that is there"),
     ({"$ref": "#"}, "refers to itself without a level"),
     (
         {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
@@ -278,6 +279,11 @@ def test_deep_schemas_are_refused(around: str) -> None:
         normalise(nested(5000, around))
 
 
+SOME_OF_16 = {"contains": {"type": "integer"}, "minContains": 3, "maxContains": 9}
+CLASSES = r"(\p{L}|\p{Lu}\p{N}|\p{S})*"
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "schema",
     [
@@ -287,12 +293,57 @@ def test_deep_schemas_are_refused(around: str) -> None:
         {"pattern": "^(([a-z]{1,4}){1,1024})$", "enum": ["a" * 4000]},
         {"properties": {f"p{i}": {} for i in range(40)}, "additionalProperties": False, "minProperties": 20},
         {"type": "array", "items": {"enum": list(range(12))}, "uniqueItems": True, "maxItems": 12},
+        {"maxItems": 16, **SOME_OF_16},
+        {"maxItems": 16, "allOf": [SOME_OF_16, {"contains": {"minimum": 1}, "minContains": 3, "maxContains": 9}]},
+        {"prefixItems": [{}] * 16, "minItems": 16, "maxItems": 20, "items": {"type": "integer"}, **SOME_OF_16},
+        {"items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 16, "maxItems": 16, "type": "array"},
+        {
+            "properties": {f"p{i}": {} for i in range(16)},
+            "additionalProperties": False,
+            "minProperties": 8,
+            "maxProperties": 12,
+            "type": "object",
+        },
+        {"patternProperties": {f"^k{i}{CLASSES}$": {"type": ["null", "integer"][i % 2]} for i in range(100)}},
+        {
+            "required": [f"name{i}xxxxxxxxxx" for i in range(600)],
+            "patternProperties": {f"^.{{{i}}}a": {"type": ["null", "integer"][i % 2]} for i in range(40)},
+            "anyOf": [{"properties": {f"q{i}": {"const": i}}, "minProperties": i} for i in range(200)],
+        },
+        {
+            "anyOf": [
+                {"pattern": f"^.{{0,{340 - i}}}$", "allOf": [{"pattern": f"^[^a]{{0,{350 - i}}}b?$"}]}
+                for i in range(100)
+            ],
+            "type": "string",
+        },
+        # Each state of the automaton is written in the texts of all others: together they would fill any memory.
+        {"type": "string", "not": {"pattern": "^(cccd|a*|dcc|bcc+|(daa+|cb+|bcb+|aacc+)*)*$"}},
     ],
     ids=lambda one: json.dumps(one)[:40],
 )
 def test_case_splits_are_bounded(schema: Any) -> None:
     with pytest.raises(GrammarError):
         normalise(schema)
+
+
+def twice(levels: int, keyword: str, other: Any) -> Any:
+    """Each of `$defs` leads to the next one, in ways that are looked at more than once."""
+    refs = [{"$ref": f"#/$defs/d{i}"} for i in range(1, levels + 1)]
+    definitions = {f"d{i}": {keyword: [ref, ref if other is None else other]} for i, ref in enumerate(refs)}
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{levels}": {"properties": {"a": {}}}}}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("keyword", "other"), [("allOf", None), ("oneOf", False)])
+def test_what_is_said_again_is_looked_at_once(keyword: str, other: Any) -> None:
+    found = Draft202012Validator(normalise({"unevaluatedProperties": False, **twice(40, keyword, other)}))
+    assert found.is_valid({"a": 1}) and not found.is_valid({"b": 1})
+    chain = {f"r{i}": {"$ref": f"#/$defs/r{i + 1}"} for i in range(1500)} | {"r1500": {"type": "null"}}
+    properties = {f"p{i}": {"$ref": f"#/$defs/r{i}"} for i in range(700)}
+    assert normalise({"type": "object", "properties": properties, "$defs": chain})["properties"]["p9"] == {
+        "type": "null"
+    }
 
 
 def test_limits_are_the_callers() -> None:

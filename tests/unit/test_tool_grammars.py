@@ -13,7 +13,7 @@ from core.grammar.prelude import BehindText, Prelude
 from core.stages.grammar import GrammarContext, Vocabulary
 from core.stages.tool_parser import ToolParserContext
 from core.testing.engines import fake_spec
-from core.testing.grammar import allowed
+from core.testing.grammar_walks import allowed
 from plugins.grammars.llguidance_backend import LLGuidance
 from plugins.tool_parsers.harmony import Harmony
 from plugins.tool_parsers.hermes import Hermes

@@ -95,6 +95,32 @@ async def test_tool_parser_is_switched_off_after_a_few_failures():
         assert ids_of(await h.answer(request())) == oracle()
 
 
+async def test_the_choices_of_a_request_share_one_copy_of_its_tools():
+    given = []
+
+    class Keeps:
+        def stream(self, tools):
+            given.append(tools)
+            return Hermes(Hermes.Settings(), None).stream(tools)
+
+    async with Harness(wrap={"tool_parser": lambda inner: Keeps()}) as h:
+        streams = h.front.tool_parser.streams(TOOLS, 3)
+        assert len(set(map(id, streams))) == 3 == len(given)
+        assert given[0] is given[1] is given[2] == TOOLS and given[0][0] is not TOOLS[0]
+
+
+async def test_one_that_is_switched_off_is_asked_for_no_markers():
+    def boom_at(tools):
+        raise RuntimeError("boom")
+
+    parser = type("Odd", (), {"special_tokens": ("<a>",), "stream": staticmethod(boom_at)})()
+    async with Harness(wrap={"tool_parser": lambda inner: parser}, limits=FrontLimits(quarantine_after=1)) as h:
+        assert h.front.tool_parser.special_tokens == ("<a>",)
+        with pytest.raises(GenerationError):
+            h.front.tool_parser.stream(TOOLS)
+        assert h.front.tool_parser.special_tokens == ()
+
+
 GOOD = GrammarSpec(kind="regex", source="a")
 
 
@@ -121,6 +147,10 @@ async def test_a_grammar_is_checked():
         GrammarSpec(kind="regex", source=5),
         GrammarSpec(kind="regex", source="\ud800"),
         GrammarSpec(kind="regex", after=None),
+        GrammarSpec(kind="regex", source="a", any_whitespace=1),
+        GrammarSpec(kind="regex", source="a", may_end=None),
+        GrammarSpec(kind="regex", source="a", artifact=b"forged"),
+        GrammarSpec(kind="regex", source="a", artifact=None),
         partial(boom, None, ""),
     ]
     for answer in wrong:

@@ -62,7 +62,7 @@ class AnyFields(RequestFields):
     def check(self, params: SamplingParams) -> None:
         pass
 
-    def check_grammar(self, spec: GrammarSpec, param: str) -> None:
+    def check_grammar(self, spec: GrammarSpec, param: str, backend_param: str) -> None:
         pass
 
     def check_priority(self, priority: int) -> None:

@@ -12,9 +12,7 @@ from typing import Any, cast
 import httpx
 
 from core.assembly import build_frontend
-from core.metrics import Metrics
-from core.session import served_names
-from core.stages.frontend import FrontendContext
+from core.session import frontend_context
 from core.testing.harness.frontend_thread import NetworkFrontend, serving
 from core.testing.harness.pipelines import RunningPipeline, running
 
@@ -42,14 +40,8 @@ class ServedPipeline:
 
     async def run(self) -> None:
         async with running(*self._overrides) as pipeline:
-            session = pipeline.session
-            context = FrontendContext(
-                front=pipeline.front,
-                description=session.description,
-                served_names=served_names(session.settings, pipeline.front.model),
-                metrics=pipeline.front.observers.find(Metrics),
-            )
-            frontend = cast(NetworkFrontend, build_frontend(session.description, context))
+            context = frontend_context(pipeline.session, pipeline.front)
+            frontend = cast(NetworkFrontend, build_frontend(pipeline.session.description, context))
             self._pipeline, self._frontend = pipeline, frontend
             await frontend.run()
 

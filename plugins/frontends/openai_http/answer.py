@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from core.batch import TokenLogprobs
 from core.outputs import CompletionOutput, Usage
 from core.request import FinishReason
+from core.stages.reasoning_parser import SplitText
 from plugins.frontends.openai_http.calls import Delta
 
 # OpenAI's words; `stop_reason` tells the rest apart.
@@ -20,6 +21,8 @@ FINISH_REASONS = {
     FinishReason.REPETITION: "stop",
     FinishReason.ABORT: "stop",
 }
+Split = Callable[[CompletionOutput, Sequence[int]], SplitText]
+"""The next text of a choice; the ids are the prompt's."""
 _TOLD_APART = (FinishReason.REPETITION, FinishReason.ABORT)
 
 
@@ -51,13 +54,15 @@ class Choice:
 
     prompt: int
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
-    def add(self, output: CompletionOutput) -> None:
-        self.text.append(output.text)
+    def add(self, output: CompletionOutput, split: SplitText) -> None:
+        self.text.append(split.content)
+        self.reasoning.append(split.reasoning)
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs
         self.finish_reason = finish_reason(output)
@@ -74,11 +79,13 @@ class Collected:
     """A whole answer. Choice index: prompt index * n + index within the prompt."""
 
     n: int
+    split: Split | None = None  # None: all text is content
     choices: dict[int, Choice] = field(default_factory=dict)
     prompt_token_ids: dict[int, list[int]] = field(default_factory=dict)  # by prompt index
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
 
     def add(self, delta: Delta) -> None:
+        """Raises GenerationError where a parser fails."""
         output = delta.output
         if output.prompt_token_ids:
             self.prompt_token_ids.setdefault(delta.prompt, output.prompt_token_ids)
@@ -86,7 +93,8 @@ class Collected:
             self.prompt_logprobs.setdefault(delta.prompt, output.prompt_logprobs)
         for part in output.outputs:
             choice = self.choices.setdefault(delta.prompt * self.n + part.index, Choice(delta.prompt))
-            choice.add(part)
+            split = SplitText(content=part.text) if self.split is None else self.split(part, output.prompt_token_ids)
+            choice.add(part, split)
 
     def in_order(self) -> Iterator[tuple[int, Choice]]:
         for index in sorted(self.choices):
@@ -130,6 +138,10 @@ class Shape(Protocol):
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """The last stream object: no choices."""
+        ...
+
+    def collected(self) -> Collected:
+        """Of no delta, for `whole`."""
         ...
 
     def whole(self, collected: Collected, usage: Usage) -> dict[str, Any]: ...

@@ -8,11 +8,12 @@ from typing import Any
 
 from core.model.tokenizer import Tokenizer
 from core.outputs import CompletionOutput, Usage
+from core.stages.reasoning_parser import SplitText
 from plugins.frontends.openai_http.answer import Choice, Collected, Head, finish_reason, stop_reason, usage_body
 from plugins.frontends.openai_http.calls import Delta
 from plugins.frontends.openai_http.logprobs import chat_logprobs, prompt_logprobs
-from plugins.frontends.openai_http.reasoning import ReasoningOfChoice
 from plugins.frontends.openai_http.tools import CallsOfChoice
+from plugins.frontends.reasoning import ReasoningOfChoice
 
 
 @dataclass(slots=True)
@@ -20,6 +21,9 @@ class ChatShape:
     """`answer.Shape` for chat. `num_top` and `num_prompt_top` are None where no logprobs were asked for.
 
     `calls` has one entry per choice, and is empty for a request without tools; `reasoning` has one per choice.
+
+    Reasoning has two names that say the same: `reasoning_content` (DeepSeek, SGLang, llama.cpp, LiteLLM) and `reasoning`
+    (OpenRouter, and vLLM instead of the older name: vllm-project/vllm#27755).
     """
 
     head: Head
@@ -45,9 +49,12 @@ class ChatShape:
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         return {**self.head.body("chat.completion.chunk"), "choices": [], "usage": self._usage(usage)}
 
+    def collected(self) -> Collected:
+        return Collected(self.n, self._split)
+
     def whole(self, collected: Collected, usage: Usage) -> dict[str, Any]:
         prompt_ids = collected.prompt_token_ids.get(0, [])
-        choices = [self._choice(index, choice, prompt_ids) for index, choice in collected.in_order()]
+        choices = [self._choice(index, choice) for index, choice in collected.in_order()]
         body = {**self.head.body("chat.completion"), "choices": choices, "usage": self._usage(usage)}
         if self.num_prompt_top is not None:
             rows = collected.prompt_logprobs.get(0, ())
@@ -71,16 +78,19 @@ class ChatShape:
     def _words(self, output: CompletionOutput, prompt_ids: Sequence[int]) -> tuple[dict[str, Any], str | None]:
         """The delta, and why the choice has ended. Raises GenerationError where a parser fails."""
         reason = finish_reason(output)
-        words: dict[str, Any] = {"content": output.text}
-        if self.reasoning:
-            split = self.reasoning[output.index].take(output.text, prompt_ids, ended=reason is not None)
-            words = {"reasoning_content": split.reasoning, "content": split.content}
+        split = self._split(output, prompt_ids)
+        words: dict[str, Any] = {**_named(split.reasoning), "content": split.content}
         if self.calls:
             calls = self.calls[output.index]
             said = calls.take(words["content"], ended=reason is not None)
             words |= {"content": said.content, "tool_calls": said.tool_calls}
             reason = calls.finish_reason(reason)
         return {key: value for key, value in words.items() if value}, reason
+
+    def _split(self, output: CompletionOutput, prompt_ids: Sequence[int]) -> SplitText:
+        if not self.reasoning:
+            return SplitText(content=output.text)
+        return self.reasoning[output.index].take(output, prompt_ids)
 
     def _chunk(self, output: CompletionOutput, words: dict[str, Any], reason: str | None) -> dict[str, Any]:
         wanted = self.num_top is not None and output.logprobs
@@ -101,14 +111,12 @@ class ChatShape:
             body["usage"] = None
         return body
 
-    def _choice(self, index: int, choice: Choice, prompt_ids: Sequence[int]) -> dict[str, Any]:
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         wanted = self.num_top is not None
         message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
         reason = choice.finish_reason
-        if self.reasoning:
-            split = self.reasoning[index].take(message["content"], prompt_ids, ended=True)
-            message["content"] = split.content
-            message |= {"reasoning_content": split.reasoning} if split.reasoning else {}
+        reasoning = "".join(choice.reasoning)
+        message |= _named(reasoning) if reasoning else {}
         if self.calls:
             calls = self.calls[index]
             message |= calls.whole(message["content"])
@@ -123,3 +131,7 @@ class ChatShape:
         if self.return_token_ids:
             body["token_ids"] = choice.token_ids
         return body
+
+
+def _named(reasoning: str) -> dict[str, Any]:
+    return {"reasoning_content": reasoning, "reasoning": reasoning}

@@ -46,6 +46,9 @@ class CompletionShape:
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         return {**self.head.body("text_completion"), "choices": [], "usage": usage_body(usage)}
 
+    def collected(self) -> Collected:
+        return Collected(self.n)
+
     def whole(self, collected: Collected, usage: Usage) -> dict[str, Any]:
         choices = [self._choice(index, choice, collected) for index, choice in self._kept(collected)]
         return {**self.head.body("text_completion"), "choices": choices, "usage": usage_body(usage)}

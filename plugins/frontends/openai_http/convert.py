@@ -57,7 +57,6 @@ def sampling_params(
     values["extra"] = body.logits_processors or {}
     if body.repetition_detection is not None:
         values["repetition_detection"] = RepetitionDetection(**body.repetition_detection.model_dump())
-        _check_pattern(values["repetition_detection"])
     return SamplingParams(**values, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
@@ -66,12 +65,6 @@ def _logit_bias(entries: Mapping[str, float]) -> dict[int, float]:
     if len(bias) != len(entries):
         raise RequestError("`logit_bias` names a token twice.", param="logit_bias")
     return bias
-
-
-def _check_pattern(detection: RepetitionDetection) -> None:
-    if detection.min_pattern_size > detection.max_pattern_size:
-        param = "repetition_detection.min_pattern_size"
-        raise RequestError(f"`{param}` is larger than `max_pattern_size`.", param=param)
 
 
 def check_common(body: Sampling, max_tokens: int | None) -> None:
@@ -152,6 +145,13 @@ def _with_best_of(params: SamplingParams, body: CompletionBody) -> SamplingParam
     return msgspec.structs.replace(params, n=best, logprobs=params.logprobs or 0)
 
 
+def _backend_param(body: Sampling) -> str:
+    """The field that names the grammar's backend."""
+    newer = body.structured_outputs is not None and body.structured_outputs.backend is not None
+    older = body.guided_decoding_backend is not None and not newer
+    return "guided_decoding_backend" if older else "structured_outputs.backend"
+
+
 def _request(
     body: Sampling,
     prompt: Prompt,
@@ -171,6 +171,7 @@ def _request(
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
         grammar_param=asked.param if asked is not None else "",
+        grammar_backend_param=_backend_param(body),
         stream=bool(body.stream),
         tenant=caller.tenant,
         priority=body.priority or 0,

@@ -6,6 +6,7 @@
 | OverloadedError | 503 + Retry-After | server_error | overloaded |
 | ShuttingDownError | 503 + Retry-After | server_error | shutting_down |
 | EngineDeadError | 503 | server_error | engine_dead |
+| GenerationError, the request's own doing | 400 | invalid_request_error | no_token_left |
 | GenerationError | 500, this request alone | server_error | generation_failed |
 | anything else | 500 | server_error | internal_error |
 
@@ -83,6 +84,8 @@ def failure_of(error: BaseException, request: str = "?") -> Failure:
         case EngineDeadError():
             log.error("request %s: engine is not available: %r", request, str(error))
             return _server_error(503, "engine_dead", "The engine is not available.")
+        case GenerationError(conflict=str(reason)):
+            return Failure(400, f"{reason[0].upper()}{reason[1:]}.", code="no_token_left")
         case GenerationError():
             log.error("request %s failed: %r", request, str(error))  # quoted: no line breaks in the log
             who = "The engine" if error.part is None else f"The plugin {error.part}"

@@ -21,7 +21,7 @@ class Refused:
     harmless: tuple[Any, ...] = ()  # values that ask for nothing; null always does
 
 
-_TOOLS = "/v1/chat/completions, and a server with a tool parser (tool_parser=hermes)"
+_TOOLS = "/v1/chat/completions, and a server with a tool parser"
 _FUNCTIONS = "no plugin, but OpenAI's newer fields: `tools` and `tool_choice`"
 _AUDIO = "a multimodal renderer plugin and a model with audio output"
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
 from fastapi import Request, Response
 
-from core.stages.frontend import GenerateRequest
 from core.stages.renderer import Prompt, TextPrompt, TokenPrompt
 from plugins.frontends.openai_http.answer import Head
 from plugins.frontends.openai_http.chat import ChatShape
 from plugins.frontends.openai_http.completions import CompletionShape
 from plugins.frontends.openai_http.convert import chat_request, check_model, completion_requests
 from plugins.frontends.openai_http.messages import chat_prompt, prompts
-from plugins.frontends.openai_http.reasoning import ReasoningOfChoice, shown_token_ids
 from plugins.frontends.openai_http.response_format import grammar_of
 from plugins.frontends.openai_http.schema import CompletionBody
 from plugins.frontends.openai_http.service import Service, includes_usage
 from plugins.frontends.openai_http.tools import calls_of, grammar_beside_calls, tool_use
-
-
-def with_shown(request: GenerateRequest, shown: tuple[int, ...]) -> GenerateRequest:
-    """Its text has these special tokens, for parsers to read."""
-    return replace(request, params=msgspec.structs.replace(request.params, shown_token_ids=shown)) if shown else request
+from plugins.frontends.reasoning import reasoning_of, with_shown
 
 
 class Generation:
@@ -37,11 +28,10 @@ class Generation:
         prompt = chat_prompt(body, body.messages, service.settings.bounds)
         parser = service.front.tool_parser
         calls = calls_of(parser, prompt.tools or (), body.n or 1)
-        asked = grammar_beside_calls(tool_use(body), parser, grammar_of(body))
+        asked = grammar_beside_calls(tool_use(body), parser, grammar_of(body), service.context.grammar_parsers)
         generate = chat_request(body, prompt, service.caller(request, "chatcmpl"), service.defaults, asked)
-        splitter = service.front.reasoning_parser
-        markers = (*splitter.special_tokens, *(parser.special_tokens if calls else ()))
-        generate = with_shown(generate, shown_token_ids(service.tokenizer, markers))
+        markers = (*service.front.reasoning_parser.special_tokens, *(parser.special_tokens if calls else ()))
+        generate = with_shown(generate, service.tokenizer, markers)
         shape = ChatShape(
             Head(generate.request_id, model),
             service.tokenizer,
@@ -51,7 +41,7 @@ class Generation:
             include_usage=includes_usage(body),
             return_token_ids=bool(body.return_token_ids),
             calls=calls,
-            reasoning=[ReasoningOfChoice(splitter, service.tokenizer) for _ in range(generate.params.n)],
+            reasoning=[reasoning_of(service.front, generate) for _ in range(generate.params.n)],
         )
         return service.answer([generate], shape, body)
 

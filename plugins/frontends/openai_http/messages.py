@@ -19,6 +19,7 @@ from plugins.frontends.openai_http.schema import MAX_TEXT, Message, Templated, T
 from plugins.frontends.openai_http.settings import Bounds
 from plugins.frontends.openai_http.tools import tools_of
 
+REASONING = ("reasoning_content", "reasoning")
 _TOKEN_IDS: TypeAdapter[list[int]] = TypeAdapter(TokenIds)
 
 
@@ -49,7 +50,16 @@ def _message(message: Mapping[str, Any], param: str, bounds: Bounds) -> dict[str
         )
     checked = validate(Message, body, prefix=param).model_dump(exclude_none=True)
     role = "system" if checked["role"] == "developer" else checked["role"]
-    return {**checked, "role": role, "content": content}
+    return {**checked, **_reasoning(checked, param), "role": role, "content": content}
+
+
+def _reasoning(checked: Mapping[str, Any], param: str) -> dict[str, str]:
+    """Under both of its names: some chat templates know the older one alone, and some the newer."""
+    found = {name: checked[name] for name in REASONING if name in checked}
+    if len(set(found.values())) > 1:
+        message = "`reasoning` and `reasoning_content` are two names of one text, and differ here; send one."
+        raise RequestError(message, param=f"{param}.reasoning")
+    return {name: text for text in found.values() for name in REASONING}
 
 
 def _check_tool_fields(message: Mapping[str, Any], param: str) -> None:
@@ -62,8 +72,9 @@ def _check_tool_fields(message: Mapping[str, Any], param: str) -> None:
         )
     if role != "assistant" and message.get("tool_calls") not in (None, []):
         raise RequestError("Only a message of the assistant has tool calls.", param=f"{param}.tool_calls")
-    if role != "assistant" and message.get("reasoning_content") is not None:
-        raise RequestError("Only a message of the assistant has reasoning.", param=f"{param}.reasoning_content")
+    for name in REASONING if role != "assistant" else ():
+        if message.get(name) is not None:
+            raise RequestError("Only a message of the assistant has reasoning.", param=f"{param}.{name}")
     if role != "tool" and message.get("tool_call_id") is not None:
         raise RequestError("Only a message of a tool answers a tool call.", param=f"{param}.tool_call_id")
     if role == "tool" and message.get("tool_call_id") is None:

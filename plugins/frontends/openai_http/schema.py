@@ -24,6 +24,7 @@ from core.stages.frontend import MAX_TTL_S
 from plugins.frontends.openai_http.response_format import ResponseFormat
 from plugins.frontends.openai_http.settings import Bounds
 from plugins.frontends.openai_http.tool_choice import TOOL_CHOICE
+from plugins.frontends.sampling_fields import Repetition
 from plugins.frontends.structured_outputs import Backend, GrammarText, JsonSchema, Options, StructuredOutputs
 
 MAX_INT32 = (1 << 31) - 1
@@ -60,12 +61,6 @@ class WithoutEffect(Body):
 class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
-
-
-class RepetitionDetectionBody(Body):
-    max_pattern_size: Annotated[int, Field(ge=1, le=1024)]
-    min_pattern_size: Annotated[int, Field(ge=1, le=1024)] = 1
-    min_count: Annotated[int, Field(ge=2, le=1024)] = 3
 
 
 def _one_or_many(value: Any) -> Any:
@@ -129,7 +124,7 @@ class Sampling(Structured):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
     ttl: Annotated[float, Field(gt=0, le=MAX_TTL_S)] | None = None  # seconds that it may wait for its first step
-    repetition_detection: RepetitionDetectionBody | None = None
+    repetition_detection: Repetition | None = None
     stream_interval: Annotated[int, Field(ge=1, le=4096)] | None = None
     logits_processors: dict[str, dict[str, Any]] | None = None  # by name; `check_fields` of the pipeline knows the rest
 
@@ -162,6 +157,7 @@ class Message(Body):
     content: list[TextPart] | None
     name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     reasoning_content: Text | None = None  # of the assistant; for chat templates that show it
+    reasoning: Text | None = None  # the same by its other name
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
 
@@ -240,6 +236,7 @@ def _message_schema(bounds: Bounds) -> WithJsonSchema:
         "tool_calls": {"type": "array", "items": call, "maxItems": MAX_CALLS},
         "tool_call_id": {**text, "minLength": 1, "maxLength": 128},
         "reasoning_content": text,
+        "reasoning": text,
     }
     return WithJsonSchema({"type": "object", "properties": properties, "required": ["role"]})
 

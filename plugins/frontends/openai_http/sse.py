@@ -20,7 +20,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from plugins.frontends.openai_http.answer import Collected, Shape
+from plugins.frontends.openai_http.answer import Shape
 from plugins.frontends.openai_http.calls import Call
 from plugins.frontends.openai_http.errors import ClientGoneError, failure_of, json_response, request_text
 
@@ -84,10 +84,12 @@ class AnswerResponse(Response):
         self._call.stop(ClientGoneError())
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        collected = Collected(self._shape.n)
+        collected = self._shape.collected()
         try:
             while (delta := await self._call.next()) is not None:
+                started = time.perf_counter()
                 collected.add(delta)
+                self._write_s += time.perf_counter() - started
             started = time.perf_counter()
             response = json_response(self._shape.whole(collected, self._call.usage))
             self._write_s += time.perf_counter() - started

@@ -13,6 +13,7 @@ import msgspec
 from core.errors import RequestError
 from core.grammar.schema.foreign_types import with_json_types
 from core.request import GrammarSpec
+from core.stages.frontend import FrontToolParser
 from core.stages.tool_parser import AUTO, REQUIRED, ToolCallDelta, ToolParser, ToolStream
 from plugins.frontends.openai_http.schema import ChatBody, Templated
 from plugins.frontends.openai_http.tool_choice import tool_choice
@@ -66,21 +67,27 @@ def tools_of(body: Templated) -> list[dict[str, Any]]:
     return tool_use(body).shown
 
 
-def grammar_of_calls(use: ToolUse, parser: ToolParser) -> Asked | None:
-    """What holds the calls to their schemas; None where nothing asks for that. Raises RequestError."""
+def grammar_of_calls(use: ToolUse, parser: ToolParser, others: Sequence[str]) -> Asked | None:
+    """What holds the calls to their schemas; None where nothing asks for that. Raises RequestError.
+
+    `others`: names of tool parsers that know grammars, for messages.
+    """
     if not use.held_by:
         return None
     choice = REQUIRED if use.must_call else AUTO
-    return Asked(_grammar(parser, use.callable, choice, use.parallel, use.held_by), "tools")
+    spec = parser.grammar(_with_json_types(use.callable), choice, use.parallel)
+    return Asked(_known(spec, use.held_by, others), "tools")
 
 
-def grammar_beside_calls(use: ToolUse, parser: ToolParser, asked: Asked | None) -> Asked | None:
+def grammar_beside_calls(
+    use: ToolUse, parser: ToolParser, asked: Asked | None, others: Sequence[str] = ()
+) -> Asked | None:
     """The answer's grammar: of calls, of text, or of both, where the model may do either: one call, or one text.
 
     Raises RequestError for what cannot be had together.
     """
     if asked is None or not use.tools:
-        return grammar_of_calls(use, parser) if asked is None else asked
+        return grammar_of_calls(use, parser, others) if asked is None else asked
     if use.must_call:
         message = f"`{asked.param}` and a `tool_choice` that makes the model call a tool exclude each other."
         raise RequestError(message, param=asked.param)
@@ -88,7 +95,7 @@ def grammar_beside_calls(use: ToolUse, parser: ToolParser, asked: Asked | None) 
     if spec.kind not in ("json_schema", "json_object"):
         message = f"`{asked.param}` and `tools` go together for JSON alone; for this grammar send `tool_choice: none`."
         raise RequestError(message, param=asked.param)
-    call = _grammar(parser, use.callable, REQUIRED, False, asked.param)
+    call = _known(parser.grammar(_with_json_types(use.callable), REQUIRED, False), asked.param, others)
     if call.kind != "structural_tag" or call.after:
         message = f"`{asked.param}` and `tools` do not go together in the format of this server's tool parser."
         raise RequestError(message, param=asked.param, code="unsupported")
@@ -99,25 +106,23 @@ def grammar_beside_calls(use: ToolUse, parser: ToolParser, asked: Asked | None) 
     return Asked(both, asked.param)
 
 
-def _grammar(
-    parser: ToolParser, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool, param: str
-) -> GrammarSpec:
+def _known(spec: GrammarSpec | None, param: str, others: Sequence[str]) -> GrammarSpec:
     """`param`: the field that needs it."""
-    spec = parser.grammar([_with_json_types(tool) for tool in tools], choice, parallel)
     if spec is None:
-        message = (
-            f"`{param}` needs a tool parser that can say in a grammar how calls are written (`tool_parser=hermes`)."
-        )
-        raise RequestError(message, param=param, code="unsupported")
+        hint = " or ".join(f"tool_parser={name}" for name in others)
+        message = f"`{param}` needs a tool parser that can say in a grammar how calls of these tools are written"
+        raise RequestError(message + (f"; serve with {hint}." if hint else "."), param=param, code="unsupported")
     return spec
 
 
-def _with_json_types(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _with_json_types(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Lists of tools are full of types that JSON Schema does not have: `dict`, `float`."""
-    function = tool["function"]
-    if "parameters" not in function:
-        return dict(tool)
-    return {**tool, "function": {**function, "parameters": with_json_types(function["parameters"])}}
+    return [{**tool, "function": _with_json_parameters(tool["function"])} for tool in tools]
+
+
+def _with_json_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    known = {"parameters": with_json_types(function["parameters"])} if "parameters" in function else {}
+    return {**function, **known}
 
 
 def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
@@ -178,9 +183,9 @@ class CallsOfChoice:
         }
 
 
-def calls_of(parser: ToolParser, tools: Sequence[Mapping[str, Any]], n: int) -> list[CallsOfChoice]:
+def calls_of(parser: FrontToolParser, tools: Sequence[Mapping[str, Any]], n: int) -> list[CallsOfChoice]:
     """One per choice; none without tools. Raises RequestError where the parser does not serve these tools."""
-    return [CallsOfChoice(parser.stream(tools)) for _ in range(n)] if tools else []
+    return [CallsOfChoice(stream) for stream in parser.streams(tools, n)] if tools else []
 
 
 def _joined(deltas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
