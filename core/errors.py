@@ -63,7 +63,7 @@ class EngineDeadError(NonetError):
     """The engine process died or stopped answering; every pending call receives this once."""
 
 
-NO_TOKEN_LEFT = "the request leaves no token"
+NO_TOKEN_LEFT = "the request leaves no token"  # noqa: S105
 """How a sampler begins the reason of a row that the request's own parameters have emptied: nobody's fault but theirs."""
 
 

@@ -17,7 +17,9 @@ import msgspec
 
 from core.errors import RequestError, printable
 from core.grammar.pattern_bounds import OutOfBoundsError, check_ebnf, check_regex
-from core.request import GrammarSpec
+from core.request import JSON_KINDS, GrammarSpec
+from core.stages.grammar import GrammarError
+from core.stages.structural_tag import structural_tag
 
 if TYPE_CHECKING:
     from core.settings import StructuredOutputSettings
@@ -35,7 +37,8 @@ def bounded(spec: GrammarSpec, limits: StructuredOutputSettings, param: str) -> 
         source = _bounded_source(spec, limits)
     except OutOfBoundsError as error:
         raise RequestError(f"{param}: {error}", param=param, code=error.code) from None
-    return msgspec.structs.replace(spec, source=source, artifact=b"")
+    any_whitespace = spec.any_whitespace and (limits.any_whitespace or spec.kind not in JSON_KINDS)
+    return msgspec.structs.replace(spec, source=source, artifact=b"", any_whitespace=any_whitespace)
 
 
 def _bounded_source(spec: GrammarSpec, limits: StructuredOutputSettings) -> str:
@@ -159,31 +162,11 @@ def _check_choices(value: object, limits: StructuredOutputSettings) -> None:
         raise OutOfBoundsError(f"there are {len(value)} choices, {_limit(limits.max_choices, 'max_choices')}")
 
 
-class _Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    begin: str
-    schema: dict[str, Any] | bool
-    end: str
-
-
-class _StructuralTag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    structures: list[_Structure]
-    triggers: list[str]
-    at_least_one: bool = False
-    stop_after_first: bool = False
-    separator: str = ""
-
-
 def _check_tags(value: object) -> None:
     try:
-        tag = msgspec.convert(value, _StructuralTag)
-    except msgspec.ValidationError as error:
-        raise OutOfBoundsError(f"the structural tag: {printable(str(error))}", "invalid_grammar") from None
-    if not tag.structures:
-        raise OutOfBoundsError("the structural tag has no structures", "invalid_grammar")
-    for structure in () if tag.at_least_one else tag.structures:
-        if not any(trigger and structure.begin.startswith(trigger) for trigger in tag.triggers):
-            begin = printable(structure.begin, 64)
-            raise OutOfBoundsError(f"the structural tag has no trigger for what begins {begin!r}", "invalid_grammar")
+        structural_tag(value)
+    except GrammarError as error:
+        raise OutOfBoundsError(printable(str(error)), "invalid_grammar") from None
 
 
 def _kind_of(value: object) -> str:

@@ -29,6 +29,7 @@ from core.grammar.samples import sample
 from core.grammar.schema import normalise
 from core.request import GrammarSpec
 from core.stages.grammar import GrammarBackend, GrammarError, mask_size
+from core.stages.structural_tag import parse_structural_tag
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class GrammarBackends:
         try:
             backend = self._backend(name, tell)
             tell(Trying(backend=name))
-            return self._proved(backend, backend.compile(spec))
+            return proved(backend, backend.compile(spec), self._vocab_size)
         except (GrammarError, RecursionError) as error:
             found.reasons.append(Reason(backend=name, text=_text(error)))
         except MemoryError:
@@ -115,38 +116,40 @@ class GrammarBackends:
             plan = self._plans[name]
             backend = plan.build()
             with suppress(GrammarError):  # it need not take this one
-                self._proved(backend, backend.compile(sample(plan.kinds)))
+                proved(backend, backend.compile(sample(plan.kinds)), self._vocab_size)
             self._warm[name] = backend
         return self._warm[name]
 
-    def _proved(self, backend: GrammarBackend, artifact: object) -> bytes:
-        """What would go wrong where the sampler runs goes wrong here: that it cannot be loaded, or has no text at all."""
-        if type(artifact) is not bytes:
-            raise TypeError(f"compile returned a {type(artifact).__name__}, not bytes")
-        if len(artifact) > MAX_ARTIFACT_BYTES:
-            raise GrammarError(f"compiled, it takes {len(artifact)} bytes, and {MAX_ARTIFACT_BYTES} is the limit")
-        mask = np.zeros(mask_size(self._vocab_size), np.int32)
-        backend.load(artifact).matcher().fill(mask)
-        if not mask.any():
-            raise GrammarError("no text matches it")
-        return artifact
+
+def proved(backend: GrammarBackend, artifact: object, vocab_size: int) -> bytes:
+    """What would go wrong where the sampler runs goes wrong here: that it cannot be loaded, or has no text at all.
+
+    Raises GrammarError for what is refused so, and what `load` raises.
+    """
+    if type(artifact) is not bytes:
+        raise TypeError(f"compile returned a {type(artifact).__name__}, not bytes")
+    if len(artifact) > MAX_ARTIFACT_BYTES:
+        raise GrammarError(f"compiled, it takes {len(artifact)} bytes, and {MAX_ARTIFACT_BYTES} is the limit")
+    mask = np.zeros(mask_size(vocab_size), np.int32)
+    backend.load(artifact).matcher().fill(mask)
+    if not mask.any():
+        raise GrammarError("no text matches it")
+    return artifact
 
 
 def normalised(spec: GrammarSpec) -> GrammarSpec:
     """Its JSON schemas as backends do them right (`core.grammar.schema`). Raises GrammarError."""
     if spec.kind == "json_schema":
-        return _with_source(spec, normalise(json.loads(spec.source), formats=FORMATS))
+        written = json.dumps(_normalised(json.loads(spec.source)), ensure_ascii=False, separators=(",", ":"))
+        return msgspec.structs.replace(spec, source=written)
     if spec.kind == "structural_tag":
-        tag = json.loads(spec.source)
-        structures = [
-            {**structure, "schema": normalise(structure["schema"], formats=FORMATS)} for structure in tag["structures"]
-        ]
-        return _with_source(spec, {**tag, "structures": structures})
+        tag = parse_structural_tag(spec.source).with_schemas(_normalised)
+        return msgspec.structs.replace(spec, source=tag.source())
     return spec
 
 
-def _with_source(spec: GrammarSpec, value: Any) -> GrammarSpec:
-    return msgspec.structs.replace(spec, source=json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+def _normalised(schema: Any) -> dict[str, Any]:
+    return normalise(schema, formats=FORMATS)
 
 
 def _text(error: BaseException) -> str:

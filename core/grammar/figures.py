@@ -18,6 +18,7 @@ class GrammarFigures:
     misses: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # requests, by the code of their error
     compiled: list[int] = field(default_factory=lambda: [0] * (len(COMPILE_SECONDS) + 1))  # grammars, by seconds
+    taken: Counter[str] = field(default_factory=Counter)  # grammars, by the backend that compiled them
     compile_s: float = 0.0  # of all of them; refused ones, too
     lost_processes: int = 0  # that ended or were ended while they compiled
     cached: int = 0  # grammars in the cache, refused ones included

@@ -34,8 +34,8 @@ log = logging.getLogger("nonet.grammars")
 
 MASK_S = 1.0
 MASK_TOKEN_S = 0.005
-"""What the masks of a request may take of a core, in all and for each token. They take some 50 us; ambiguous grammars need more for
-each token than for the one before."""
+"""What the masks of a request may take of a core, in all and for each token. They take some 50 us; ambiguous grammars need more
+for each token than for the one before."""
 MAX_INCIDENTS = 64  # kept where nobody fetches them
 MAX_LOADED_BYTES = 64 * 2**20  # of grammars that are kept
 LOADED_BYTES = 256 * 2**10  # of one beside its artifact, which may be tiny: measured with llguidance as 60 to 620 KiB
@@ -88,8 +88,8 @@ class GrammarRows:
     Masks are made in threads: what backends do there is native code that lets other threads run. A request whose mask takes
     longer than `block_timeout` seconds, or whose backend raises, ends with an error that names the backend; after
     `quarantine_after` such failures the backend is switched off until the next start. A grammar whose masks take more time than
-    `MASK_S` and `MASK_TOKEN_S` allow ends its request alone: everybody's step waits for it. A thread that was given up may still write
-    to its masks, and is in its matcher: nobody else gets either.
+    `MASK_S` and `MASK_TOKEN_S` allow ends its request alone: everybody's step waits for it. A thread that was given up may still
+    write to its masks, and is in its matcher: nobody else gets either.
     """
 
     def __init__(

@@ -196,6 +196,7 @@ class FrontendContext:
     metrics: Metrics | None = None  # of this front; a frontend adds its own time to them
     drain_timeout: float = 0.0  # seconds that running requests get after SIGTERM
     grammar_parsers: tuple[str, ...] = ()  # installed tool parsers that know grammars, the selected one left out
+    grammar_parser: str = ""  # the selected tool parser, where it knows grammars
 
 
 class Frontend(Protocol):

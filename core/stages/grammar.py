@@ -8,7 +8,7 @@ may come next. So no text of a client is parsed where it could stop a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -25,6 +25,28 @@ if TYPE_CHECKING:
 GROUP = "grammars"
 Mask: TypeAlias = "NDArray[np.int32]"
 """[ceil(vocab_size / 32)]: bit i of word w is token 32 * w + i, 1 where it may come next (as in xgrammar and llguidance)."""
+
+
+_NUMBER = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+SCHEMA_KEYWORDS: Mapping[str, frozenset[str]] = {
+    "null": frozenset(),
+    "boolean": frozenset(),
+    "integer": _NUMBER,
+    "number": _NUMBER,
+    "string": frozenset(("minLength", "maxLength", "pattern", "allOf")),
+    "array": frozenset(("prefixItems", "items", "minItems", "maxItems")),
+    "object": frozenset(
+        ("properties", "required", "patternProperties", "additionalProperties", "minProperties", "maxProperties")
+    ),
+}
+"""What stands beside each `type` in a normalised schema (`core.grammar.schema.normalise`).
+
+Such a schema is true, false, or an object: an empty one; or one keyword alone, of `anyOf`, `enum`, `type` with a list, and `$ref`
+to `#/$defs/…`; or `type` with one name and some of these. The outermost one has the `$defs`. Each part that is not false has a
+value of finite size. `allOf` lists more schemas of strings with a `pattern`. No name matches two of `patternProperties`; where
+one of `properties` matches, its own schema says all that the pattern's does. `minProperties` is above the number of `required` by
+1 at most. Properties come in the order in which they are listed, those that `required` alone names after them.
+"""
 
 
 class GrammarError(ValueError):
@@ -113,12 +135,23 @@ class GrammarBackend(Protocol):
         """What `load` needs and nothing else does. Raises GrammarError where it does not take `spec`.
 
         Every text that a matcher of the result ends with is in the language of `spec`: what it cannot hold a text to (a keyword
-        that it does not know) is refused here, never left out. May take long: it runs in a process that is stopped then.
+        that it does not know) is refused here, never left out. May take long: it runs in a process that is stopped then. There
+        the result is loaded and a first mask of it made, too: a GrammarError of these, and a mask that allows nothing, are
+        refusals as well, so nothing has to be tried here.
+
+        `spec.source` is within the limits of config, and by `spec.kind`:
+
+        - json_schema: a JSON schema that is normalised (see `SCHEMA_KEYWORDS`), so whatever draft and keywords a client used
+        - json_object: "", for any JSON object
+        - regex: matched against the whole text; ebnf: rules of which `root` is the whole text, as llama.cpp writes them
+        - choice: a JSON list of one or more texts
+        - structural_tag: see `core.stages.structural_tag`, with normalised schemas
         """
         ...
 
     def load(self, artifact: bytes) -> CompiledGrammar:
-        """Called in a thread, once for each artifact. Raises for bytes that `compile` did not make."""
+        """Called in a thread, once for each artifact. Raises for bytes that `compile` did not make, and GrammarError for what
+        turns out not to be taken only now."""
         ...
 
 

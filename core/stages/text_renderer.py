@@ -18,6 +18,12 @@ from core.stages.vocabulary_params import check_text, check_token_ids, prepare_p
 if TYPE_CHECKING:
     from core.model.tokenizer import Tokenizer
 
+EFFORT = "reasoning_effort"
+NO_TOOLS = (
+    "the chat template of {model} does not show tools to the model; give one that does with renderer.chat_template=<file>, "
+    "such as examples/templates/chatml_tools.jinja for a model that knows ChatML (docs/http.md, Tools)"
+)
+
 
 class Text:
     """Chat template and tokenizer.
@@ -55,6 +61,11 @@ class Text:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
+
+    @property
+    def shows_tools(self) -> bool:
+        """Its template has tools in it."""
+        return self._template is not None and self._template.uses_tools
 
     def render(self, prompt: Prompt) -> RenderedPrompt:
         if isinstance(prompt, TokenPrompt):
@@ -122,14 +133,12 @@ class Text:
         _check_contents(prompt)
         if prompt.tools and not template.uses_tools:
             raise RequestError(
-                f"tools: the chat template of {self._model.name} does not show tools to the model; give one that does with "
-                "renderer.chat_template=<file>, such as examples/templates/chatml_tools.jinja for a model that knows ChatML "
-                "(docs/http.md, Tools)",
+                f"tools: {NO_TOOLS.format(model=self._model.name)}",
                 param="tools",
                 code="unsupported",
             )
-        kwargs = self._checked_kwargs(prompt.template_kwargs)
-        messages = template_messages(prompt.messages)
+        kwargs = self._checked_kwargs(prompt.template_kwargs, template)
+        messages = template_messages(prompt.messages, template.content_form)
         if not prompt.continue_final_message:
             return template.render(
                 messages, add_generation_prompt=prompt.add_generation_prompt, tools=prompt.tools, kwargs=kwargs
@@ -140,8 +149,15 @@ class Text:
             )
         return template.render_open(messages, tools=prompt.tools, kwargs=kwargs)
 
-    def _checked_kwargs(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _checked_kwargs(self, kwargs: Mapping[str, Any], template: ChatTemplate) -> Mapping[str, Any]:
         allowed = self._settings.template_kwargs
+        if kwargs.get(EFFORT, "none") != "none" and not template.uses_reasoning_effort:
+            raise RequestError(
+                f"{EFFORT}: the chat template of {self._model.name} has no such variable; what it has instead, such as "
+                "enable_thinking, goes into chat_template_kwargs",
+                param=EFFORT,
+                code="unsupported",
+            )
         for name in kwargs:
             if name in RESERVED_KWARGS:
                 reason = "is reserved"

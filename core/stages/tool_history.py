@@ -1,4 +1,4 @@
-"""Tool calls in a chat's history, as chat templates expect them."""
+"""The messages of a chat as its template expects them: contents, and the tool calls of its history."""
 
 from __future__ import annotations
 
@@ -6,20 +6,45 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from core.errors import RequestError
+from core.errors import RequestError, printable
+from core.model.content_form import ContentForm
 
 
-def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Messages of OpenAI's shape for a template: the arguments of tool calls are objects in place of their JSON text.
+def template_messages(
+    messages: Sequence[Mapping[str, Any]], form: ContentForm = ContentForm.TEXT
+) -> list[Mapping[str, Any]]:
+    """Messages of OpenAI's shape for a template: contents in its form, and the arguments of tool calls as objects in place of
+    their JSON text.
 
-    So does Hugging Face's `apply_chat_template` expect them, and templates write them with `tojson`. A content of null
-    beside tool calls becomes an empty text, which templates can join. Raises RequestError for arguments that are no JSON
-    object.
+    So does Hugging Face's `apply_chat_template` expect these, and templates write them with `tojson`. A content of null
+    beside tool calls becomes an empty text, which templates can join. A list of text parts is joined by newlines where the
+    template takes texts, as in vLLM. Raises RequestError for other parts there, and for arguments that are no JSON object.
     """
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [_message(message, f"messages[{index}]", form) for index, message in enumerate(messages)]
 
 
-def _message(message: Mapping[str, Any], param: str) -> Mapping[str, Any]:
+def _message(message: Mapping[str, Any], param: str, form: ContentForm) -> Mapping[str, Any]:
+    content = message.get("content")
+    if isinstance(content, list | tuple) and form is ContentForm.TEXT:
+        message = {**message, "content": _text_of(content, f"{param}.content")}
+    elif isinstance(content, str) and form is ContentForm.PARTS:
+        message = {**message, "content": [{"type": "text", "text": content}]}
+    return _with_arguments(message, param)
+
+
+def _text_of(parts: Sequence[Any], param: str) -> str:
+    texts = []
+    for index, part in enumerate(parts):
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            kind = printable(str(part.get("type"))) if isinstance(part, Mapping) else type(part).__name__
+            message = f"{param}[{index}]: the chat template takes texts, and parts of type `text`; this one is `{kind}`"
+            raise RequestError(message, param=f"{param}[{index}].type", code="unsupported")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _with_arguments(message: Mapping[str, Any], param: str) -> Mapping[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return message

@@ -9,62 +9,23 @@ For each kind that it provides there are grammars here, with texts of theirs and
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-import numpy as np
 import pytest
 
-from core.request import GRAMMAR_KINDS
-from core.stages.grammar import (
-    CompiledGrammar,
-    GrammarBackend,
-    GrammarContext,
-    GrammarError,
-    Matcher,
-    Vocabulary,
-    mask_size,
-)
+from core.grammar.compilation import proved
+from core.request import GRAMMAR_KINDS, GrammarSpec
+from core.stages.grammar import GrammarBackend, GrammarContext, GrammarError, Matcher, Vocabulary
 from core.testing.contract import Contract
-from core.testing.grammar_examples import EXAMPLES, NO_TEXT, PADDING, GrammarExample, vocabularies
+from core.testing.grammar_examples import EXAMPLES, KEYWORDS, NO_TEXT, PADDING, GrammarExample, vocabularies
+from core.testing.grammar_walks import Case, allowed, followed, led, segmented, walked
 
-MAX_TRIES = 2000  # tokens tried to write one text through masks
 NUM_WALKS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One grammar over one vocabulary."""
-
-    example: GrammarExample
-    vocabulary: Vocabulary
-    artifact: bytes
-    grammar: CompiledGrammar
-
-    @property
-    def name(self) -> str:
-        return f"{self.example.spec.kind} {self.example.spec.source[:80]!r}"
-
-    def text(self, token_ids: Sequence[int]) -> bytes:
-        return b"".join(self.vocabulary.tokens[token_id] for token_id in token_ids)
-
-    def show(self, token_ids: Sequence[int]) -> str:
-        return f"{self.text([i for i in token_ids if i < len(self.vocabulary.tokens)])!r} (ids {list(token_ids)})"
-
-
-def allowed(matcher: Matcher, vocabulary: Vocabulary) -> frozenset[int]:
-    """The ids of a mask, which is written over what was there."""
-    found = []
-    for garbage in (0, -1):
-        mask = np.full(mask_size(vocabulary.vocab_size), garbage, np.int32)
-        matcher.fill(mask)
-        found.append(frozenset(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()))
-    assert found[0] == found[1], "a part of the mask is not written"
-    return found[0]
 
 
 class GrammarContract(Contract):
@@ -76,14 +37,16 @@ class GrammarContract(Contract):
         return made
 
     def cases(self) -> Iterator[Case]:
-        known = [one for one in (*EXAMPLES, *self.examples) if one.spec.kind in self.provides]
-        if not known:
+        """The examples that it takes: of a kind that it provides it need not take every grammar."""
+        if not self.provides:
             pytest.skip("it provides no kind of grammar")
         for vocabulary in vocabularies():
             backend = self.backend(vocabulary)
-            for example in known:
-                artifact = backend.compile(example.spec)
-                yield Case(example, vocabulary, artifact, backend.load(artifact))
+            for example in (*EXAMPLES, *self.examples):
+                artifact = taken(backend, vocabulary, example.spec) if example.spec.kind in self.provides else None
+                assert artifact is not None or example not in self.examples, f"{example.spec} is refused"
+                if artifact is not None:
+                    yield Case(example, vocabulary, artifact, backend.load(artifact))
 
     def paths(self) -> Iterator[tuple[Case, list[int]]]:
         """Each text in the model's own tokens, with an id of the end."""
@@ -93,6 +56,11 @@ class GrammarContract(Contract):
 
     def test_it_provides_kinds_of_grammars(self) -> None:
         assert self.provides and self.provides <= set(GRAMMAR_KINDS), f"provides is some of {GRAMMAR_KINDS}"
+
+    def test_it_takes_a_grammar_of_each_kind(self) -> None:
+        """One at least of those here; what it needs more, `examples` can have."""
+        found = {case.example.spec.kind for case in self.cases()}
+        assert found >= self.provides, f"it provides {sorted(self.provides - found)}, and takes none of them"
 
     def test_what_compiles_is_bytes_that_load(self) -> None:
         for case in self.cases():
@@ -122,6 +90,18 @@ class GrammarContract(Contract):
                 for ids in (case.vocabulary.encode(text), *(segmented(case.vocabulary, text, rng) for _ in range(3))):
                     done = case.grammar.matcher().accept([*ids, min(case.vocabulary.eos_ids)])
                     assert done <= len(ids), f"{case.name}: {case.show(ids)} is not in it, and ends"
+
+    def test_a_schema_that_it_takes_holds_texts_to_each_keyword(self) -> None:
+        """What it does not know is refused, never left out."""
+        rng = random.Random(5)
+        for vocabulary in vocabularies():
+            backend = self.backend(vocabulary)
+            for spec, text in keyword_specs(self.provides):
+                artifact = taken(backend, vocabulary, spec)
+                if artifact is not None:
+                    matcher, ids = backend.load(artifact).matcher(), segmented(vocabulary, text, rng)
+                    done = matcher.accept([*ids, min(vocabulary.eos_ids)])
+                    assert done <= len(ids), f"{spec.source} does not have {text}, and it ends"
 
     def test_masks_lead_to_every_text(self) -> None:
         for case in self.cases():
@@ -286,11 +266,12 @@ class GrammarContract(Contract):
                     self.backend(vocabulary).load(junk).matcher()
 
     def test_what_no_text_satisfies_is_refused(self) -> None:
-        backend = self.backend(vocabularies()[0])
+        vocabulary = vocabularies()[0]
+        backend = self.backend(vocabulary)
         for spec in NO_TEXT:
             if spec.kind in self.provides:
                 with pytest.raises(GrammarError) as caught:
-                    backend.compile(spec)
+                    proved(backend, backend.compile(spec), vocabulary.vocab_size)
                 reason = str(caught.value)
                 assert reason and "\n" not in reason and len(reason) < 500, f"no reason in a line: {reason!r}"
 
@@ -303,70 +284,23 @@ class GrammarContract(Contract):
                 assert masks == followed(case, ids), f"{case.name}: {case.show(ids)} in threads has other masks"
 
 
-def followed(case: Case, ids: Sequence[int]) -> list[frozenset[int]]:
-    """The masks along a path, its start included."""
-    matcher = case.grammar.matcher()
-    masks = [allowed(matcher, case.vocabulary)]
-    for token_id in ids:
-        matcher.accept([token_id])
-        masks.append(allowed(matcher, case.vocabulary))
-    return masks
+def taken(backend: GrammarBackend, vocabulary: Vocabulary, spec: GrammarSpec) -> bytes | None:
+    """Compiled, and proved as where grammars are compiled; None where it is refused there."""
+    try:
+        return proved(backend, backend.compile(spec), vocabulary.vocab_size)
+    except GrammarError:
+        return None
 
 
-def led(case: Case, text: bytes) -> bool:
-    """Whether masks allow the tokens of some way to write `text`, and its end."""
-    matcher, tokens, tries = case.grammar.matcher(), case.vocabulary.tokens, 0
-    ways, taken = [_begin(case, matcher, text)], [b""]
-    while ways and tries < MAX_TRIES:
-        if not ways[-1]:
-            ways.pop()
-            taken.pop()
-            if taken:
-                matcher.rollback(1)
-            continue
-        token_id, tries = ways[-1].pop(), tries + 1
-        assert matcher.accept([token_id]) == 1, f"{case.name}: {token_id} is allowed and does not fit"
-        if token_id in case.vocabulary.eos_ids:
-            return True
-        taken.append(taken[-1] + tokens[token_id])
-        ways.append(_begin(case, matcher, text[len(taken[-1]) :]))
-    return False
-
-
-def _begin(case: Case, matcher: Matcher, rest: bytes) -> list[int]:
-    """Allowed ids with which `rest` begins, the longest last."""
-    may, vocabulary = allowed(matcher, case.vocabulary), case.vocabulary
-    if not rest:
-        return sorted(may & vocabulary.eos_ids)
-    fitting = [i for i in may - vocabulary.eos_ids if rest.startswith(vocabulary.tokens[i])]
-    return sorted(fitting, key=lambda i: len(vocabulary.tokens[i]))
-
-
-def walked(case: Case, rng: random.Random, most: int = 30) -> list[int] | None:
-    """Ids drawn from masks up to an end; None where none came."""
-    matcher, ids = case.grammar.matcher(), list[int]()
-    for _ in range(most):
-        may = allowed(matcher, case.vocabulary)
-        assert may, f"{case.name}: nothing is allowed after {case.show(ids)}"
-        if may & case.vocabulary.eos_ids and (rng.random() < 0.4 or may == case.vocabulary.eos_ids):
-            return ids
-        token_id = rng.choice(sorted(may - case.vocabulary.eos_ids))
-        assert matcher.accept([token_id]) == 1, (
-            f"{case.name}: after {case.show(ids)} {token_id} is allowed, and does not fit"
-        )
-        ids.append(token_id)
-    return None
-
-
-def segmented(vocabulary: Vocabulary, text: str, rng: random.Random) -> list[int]:
-    """The ids of a way to write `text` in tokens, most of them short."""
-    data, ids, at = text.encode(), list[int](), 0
-    plain = [i for i in range(len(vocabulary.tokens)) if vocabulary.tokens[i] and i not in vocabulary.special_ids]
-    while at < len(data):
-        fitting = [i for i in plain if data.startswith(vocabulary.tokens[i], at)]
-        ids.append(rng.choice(fitting))
-        at += len(vocabulary.tokens[ids[-1]])
-    return ids
+def keyword_specs(kinds: Collection[str]) -> Iterator[tuple[GrammarSpec, str]]:
+    """Grammars of these kinds, each with a text that is not in it."""
+    for schema, texts in KEYWORDS:
+        tag = {"structures": [{"begin": "<a>", "schema": schema, "end": "</a>"}], "triggers": ["<a>"]}
+        for text in texts:
+            if "json_schema" in kinds:
+                yield GrammarSpec(kind="json_schema", source=json.dumps(schema)), text
+            if "structural_tag" in kinds:
+                yield GrammarSpec(kind="structural_tag", source=json.dumps(tag)), f"<a>{text}</a>"
 
 
 def _agree(one: bytes, other: bytes) -> bool:

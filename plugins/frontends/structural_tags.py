@@ -6,12 +6,13 @@ same: `triggered_tags`, `tags_with_separator` and `tag` around JSON schemas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from core.errors import RequestError
+from core.stages.structural_tag import StructuralTag, Structure
 from plugins.frontends.openai_http.parse import validate
 
 MAX_TAG = 1 << 12  # characters
@@ -29,7 +30,7 @@ class _Form(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Structure(_Form):
+class StructureForm(_Form):
     """`begin`, a value that the schema describes, `end`."""
 
     begin: Begin
@@ -41,7 +42,7 @@ class Structures(_Form):
     """vLLM's older form."""
 
     type: Literal["structural_tag"] = "structural_tag"
-    structures: Annotated[list[Structure], Field(min_length=1, max_length=MAX_TAGS)]
+    structures: Annotated[list[StructureForm], Field(min_length=1, max_length=MAX_TAGS)]
     triggers: Begins
 
 
@@ -83,27 +84,21 @@ _FORMATS: dict[str, type[BaseModel]] = {
 }
 
 
-def tag_source(tag: dict[str, Any], param: str, schema: Callable[[Any], Any]) -> dict[str, Any]:
-    """The grammar's source as an object; `schema` is put over each schema in it. Raises RequestError with the path."""
+def tag_of(tag: dict[str, Any], param: str) -> StructuralTag:
+    """Raises RequestError with the path."""
     if "format" in tag:
         extra = sorted(tag.keys() - {"type", "format"})
         if extra or tag.get("type", "structural_tag") != "structural_tag":
             at = f"{param}.{extra[0] if extra else 'type'}"
             raise RequestError(f"`{at}` has no place beside `format`.", param=at, code="unknown_field")
-        found = _of_format(tag["format"], f"{param}.format")
-    else:
-        found = _of_structures(tag, param)
-    return {**found, "structures": [{**one, "schema": schema(one["schema"])} for one in found["structures"]]}
-
-
-def _of_structures(tag: dict[str, Any], param: str) -> dict[str, Any]:
+        return _of_format(tag["format"], f"{param}.format")
     form = validate(Structures, tag, prefix=param)
-    structures = [one.model_dump(by_alias=True) for one in form.structures]
     _check_triggers([one.begin for one in form.structures], form.triggers, f"{param}.structures")
-    return {"structures": structures, "triggers": form.triggers}
+    structures = (Structure(begin=one.begin, schema=one.content, end=one.end) for one in form.structures)
+    return StructuralTag(structures=tuple(structures), triggers=tuple(form.triggers))
 
 
-def _of_format(value: Any, param: str) -> dict[str, Any]:
+def _of_format(value: Any, param: str) -> StructuralTag:
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in _FORMATS:
         known = ", ".join(f"`{name}`" for name in _FORMATS)
@@ -115,34 +110,41 @@ def _of_format(value: Any, param: str) -> dict[str, Any]:
         case TagsWithSeparator():
             return _separated(form, param)
         case TagFormat():
-            return _with_flags([form], [form.begin], at_least_one=True, stop_after_first=True)
+            return StructuralTag(
+                structures=_structures([form]), triggers=(form.begin,), at_least_one=True, stop_after_first=True
+            )
     raise AssertionError(kind)
 
 
-def _triggered(form: TriggeredTags, param: str) -> dict[str, Any]:
+def _triggered(form: TriggeredTags, param: str) -> StructuralTag:
     if form.at_least_one and not form.stop_after_first:
         at = f"{param}.at_least_one"
         message = f"`{at}` needs `stop_after_first` here: after the first tag free text could follow otherwise."
         raise RequestError(message, param=at, code="unsupported")
     _check_triggers([one.begin for one in form.tags], form.triggers, f"{param}.tags")
-    return _with_flags(form.tags, form.triggers, at_least_one=form.at_least_one, stop_after_first=form.stop_after_first)
+    return StructuralTag(
+        structures=_structures(form.tags),
+        triggers=tuple(form.triggers),
+        at_least_one=form.at_least_one,
+        stop_after_first=form.stop_after_first,
+    )
 
 
-def _separated(form: TagsWithSeparator, param: str) -> dict[str, Any]:
+def _separated(form: TagsWithSeparator, param: str) -> StructuralTag:
     if not form.at_least_one:
         at = f"{param}.at_least_one"
         raise RequestError(f"`{at}` must be true here: an answer is never empty.", param=at, code="unsupported")
-    begins = [one.begin for one in form.tags]
-    found = _with_flags(form.tags, begins, at_least_one=True, stop_after_first=form.stop_after_first)
-    return {**found, "separator": form.separator}
+    return StructuralTag(
+        structures=_structures(form.tags),
+        triggers=tuple(one.begin for one in form.tags),
+        at_least_one=True,
+        stop_after_first=form.stop_after_first,
+        separator=form.separator,
+    )
 
 
-def _with_flags(
-    tags: Sequence[TagFormat], triggers: list[str], *, at_least_one: bool, stop_after_first: bool
-) -> dict[str, Any]:
-    structures = [{"begin": one.begin, "schema": one.content.json_schema, "end": one.end} for one in tags]
-    flags = {"at_least_one": at_least_one, "stop_after_first": stop_after_first}
-    return {"structures": structures, "triggers": triggers, **flags}
+def _structures(tags: Sequence[TagFormat]) -> tuple[Structure, ...]:
+    return tuple(Structure(begin=one.begin, schema=one.content.json_schema, end=one.end) for one in tags)
 
 
 def _check_triggers(begins: Sequence[str], triggers: Sequence[str], param: str) -> None:

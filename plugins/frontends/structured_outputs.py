@@ -11,15 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from core.errors import RequestError
 from core.grammar.schema.places import with_below
-from core.request import GrammarSpec
+from core.request import JSON_KINDS, GrammarSpec
 from plugins.frontends.openai_http import strict_json
-from plugins.frontends.structural_tags import TAG_FORM, tag_source
+from plugins.frontends.structural_tags import TAG_FORM, tag_of
 
 MAX_GRAMMAR = 1 << 20  # characters; the server's own limit is structured_outputs.max_bytes
 MAX_OPTIONS = 1 << 16
 SCHEMA_DEPTH = 200  # of a schema that comes as a text; the server's own limit is structured_outputs.max_depth
+_WITH_SCHEMAS = ("json_schema", "structural_tag")
 _CONDITIONS = frozenset(("if", "not"))
-_JSON_KINDS = ("json_schema", "json_object", "structural_tag")
 
 GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
 SCHEMA_FORM: dict[str, Any] = {
@@ -72,6 +72,7 @@ class Asked:
 
     spec: GrammarSpec
     param: str
+    closed: bool = False  # objects have no additional properties
 
 
 def wanted_by(outputs: StructuredOutputs, prefix: str = "structured_outputs") -> list[Wanted]:
@@ -98,9 +99,19 @@ def asked_for(wanted: Sequence[Wanted], options: StructuredOutputs, backend: str
         _check_nothing_is_left(options)
         return None
     one = wanted[0]
-    any_whitespace = not (options.disable_any_whitespace and one.kind in _JSON_KINDS)
-    source = _source(one, bool(options.disable_additional_properties))
-    return Asked(GrammarSpec(kind=one.kind, source=source, any_whitespace=any_whitespace, backend=backend), one.param)
+    closed, any_whitespace = bool(options.disable_additional_properties), not options.disable_any_whitespace
+    _check_is_about("disable_any_whitespace", not any_whitespace, one, JSON_KINDS)
+    _check_is_about("disable_additional_properties", closed, one, _WITH_SCHEMAS)
+    spec = GrammarSpec(kind=one.kind, source=_source(one, closed), any_whitespace=any_whitespace, backend=backend)
+    return Asked(spec, one.param, closed)
+
+
+def _check_is_about(name: str, is_set: bool, wanted: Wanted, kinds: Sequence[str]) -> None:
+    """Raises RequestError where the option would be without effect."""
+    if is_set and wanted.kind not in kinds:
+        fields = " or ".join(f"`{field}`" for field, kind in KIND_OF_FIELD.items() if kind in kinds)
+        message = f"`structured_outputs.{name}` is about {fields}, and does nothing for `{wanted.param}`; leave it out."
+        raise RequestError(message, param=f"structured_outputs.{name}")
 
 
 def _backend(options: StructuredOutputs, older: str | None) -> str:
@@ -121,8 +132,10 @@ def _check_nothing_is_left(options: StructuredOutputs) -> None:
     for name in ("disable_any_whitespace", "disable_additional_properties", "disable_fallback", "backend"):
         if getattr(options, name):
             fields = ", ".join(f"`{field}`" for field in KIND_OF_FIELD)
-            message = f"`structured_outputs.{name}` needs a grammar: one of {fields}, or `response_format`."
-            raise RequestError(message, param=f"structured_outputs.{name}")
+            message = f"`structured_outputs.{name}` needs a grammar: one of {fields}, or `response_format`"
+            tools = name == "disable_additional_properties"
+            tools_say = "; for `tools`, write `additionalProperties: false` in their `parameters`" if tools else ""
+            raise RequestError(f"{message}{tools_say}.", param=f"structured_outputs.{name}")
 
 
 def _source(wanted: Wanted, closed: bool) -> str:
@@ -135,8 +148,8 @@ def _source(wanted: Wanted, closed: bool) -> str:
         case "choice":
             return compact(wanted.value)
         case "structural_tag":
-            tag = schema_of(wanted.value, wanted.param)
-            return compact(tag_source(tag, wanted.param, lambda found: closed_schema(found) if closed else found))
+            tag = tag_of(schema_of(wanted.value, wanted.param), wanted.param)
+            return (tag.with_schemas(closed_schema) if closed else tag).source()
     source: str = wanted.value
     return source
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from core.grammar.regex import characters
 from core.stages.grammar import GrammarError
 from plugins.grammars.rules import (
     ANY,
-    LAST,
     MAX_DEPTH,
-    SURROGATES,
     Expr,
     Ref,
     Repeat,
@@ -205,6 +204,6 @@ class _Parser:
             if escaped not in _ESCAPED and escaped not in _PLAIN:
                 raise self._error(f"\\{escaped} is not supported", token)
             code = _ESCAPED.get(escaped, code)
-        if code > LAST or SURROGATES[0] <= code <= SURROGATES[1]:
+        if not characters.contains(characters.ALL, code):
             raise self._error("half of a surrogate pair is no character", token)
         return code

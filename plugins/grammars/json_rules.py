@@ -10,15 +10,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from core.grammar.schema.keywords import TYPES
 from core.stages.grammar import GrammarError
-from plugins.grammars.json_cycles import target as place_of
 from plugins.grammars.json_numbers import INTEGER, NUMBER, integers
 from plugins.grammars.json_strings import CHARACTER, PLAIN, REST, STRING, Names, encoded, quoted
 from plugins.grammars.json_text import COMMON_KEYWORDS, refuse_unenforced
 from plugins.grammars.regex import parse_regex
 from plugins.grammars.rules import EMPTY, NOTHING, Expr, Ref, Repeat, Rules, Text, alt, chars, matches, seq
 
-TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 ANYTHING = Ref("any")
 MAX_RULES = 20_000
 
@@ -47,7 +46,6 @@ class _Writer:
         objects = self._brackets("{", "}", self._listed(members, 1, None), True)
         words = [Text("null"), Text("true"), Text("false")]
         self._rules["any"] = alt([*words, Ref("number"), Ref("string"), lists, objects])
-        self._referred["#"] = Ref("root")
         self._rules["root"] = self._value(self._schema)
         return self._rules
 
@@ -82,10 +80,17 @@ class _Writer:
 
     def _reference(self, target: Any) -> Ref:
         if target not in self._referred:
-            place = place_of(self._schema, target)
+            place = self._defined(target)
             self._referred[target] = ref = self._named(NOTHING)
             self._rules[ref.name] = self._value(place)
         return self._referred[target]
+
+    def _defined(self, target: Any) -> Any:
+        name = target.removeprefix("#/$defs/") if isinstance(target, str) else ""
+        definitions = self._schema.get("$defs", {})
+        if not name or name == target or not isinstance(definitions, dict) or name not in definitions:
+            raise GrammarError(f"$ref to {str(target)[:80]} is not supported: only to one of the schema's $defs")
+        return definitions[name]
 
     def _types(self, says: Mapping[str, Any]) -> Sequence[str]:
         types = says.get("type", [one for one in TYPES if one != "integer"])

@@ -6,62 +6,16 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from core.stages.grammar import GrammarError
+from core.grammar.schema.places import below
+from core.grammar.schema.reading import KEYWORDS
+from core.stages.grammar import SCHEMA_KEYWORDS, GrammarError
 from plugins.grammars.rules import MAX_DEPTH
 
-ANNOTATIONS = frozenset(
-    (
-        "$schema",
-        "$id",
-        "$comment",
-        "$defs",
-        "definitions",
-        "$anchor",
-        "title",
-        "description",
-        "default",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "contentMediaType",
-        "contentEncoding",
-        "contentSchema",
-    )
-)
-"""They say nothing about which values are valid."""
-
-COMMON_KEYWORDS = frozenset(
-    (
-        "type",
-        "enum",
-        "const",
-        "anyOf",
-        "$ref",
-        "items",
-        "prefixItems",
-        "minItems",
-        "maxItems",
-        "properties",
-        "additionalProperties",
-        "patternProperties",
-        "required",
-        "minProperties",
-        "maxProperties",
-        "minLength",
-        "maxLength",
-        "pattern",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-    )
-)
+COMMON_KEYWORDS = frozenset(("type", "enum", "const", "anyOf", "$ref")).union(*SCHEMA_KEYWORDS.values()) - {
+    "allOf",
+    "multipleOf",
+}
 """What all backends enforce."""
-
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties", "not", "propertyNames", "contains", "if", "then", "else")
 
 
 def parsed_schema(source: str) -> Any:
@@ -93,7 +47,7 @@ def refuse_unenforced(schema: Any, enforced: frozenset[str]) -> None:
         if not isinstance(one, dict):
             raise GrammarError(f"a schema is an object, true or false, not {json.dumps(one)[:80]}")
         for keyword in one:
-            if keyword not in enforced and keyword not in ANNOTATIONS and keyword in KEYWORDS:
+            if keyword in KEYWORDS and keyword not in enforced:
                 raise GrammarError(f"{keyword} is not supported")
         _refuse_counted_names(one)
 
@@ -120,7 +74,7 @@ def _tells_names_apart(schema: dict[str, Any]) -> bool:
 
 def _is_merged(schema: dict[str, Any]) -> bool:
     """With what stands beside it: names of one part are others to the other."""
-    return ("allOf" in schema or "$ref" in schema) and len(schema.keys() - ANNOTATIONS) > 1
+    return ("allOf" in schema or "$ref" in schema) and len(schema.keys() & KEYWORDS) > 1
 
 
 def subschemas(schema: Any) -> Iterator[Any]:
@@ -132,71 +86,4 @@ def subschemas(schema: Any) -> Iterator[Any]:
             raise GrammarError(f"the schema has more than {MAX_DEPTH} levels")
         yield one
         if isinstance(one, dict):
-            todo += [(inner, depth + 1) for inner in _inner(one)]
-
-
-def _inner(schema: dict[str, Any]) -> Iterator[Any]:
-    for keyword in _MAPS:
-        if isinstance(value := schema.get(keyword), dict):
-            yield from value.values()
-    for keyword in _LISTS:
-        if isinstance(value := schema.get(keyword), list):
-            yield from value
-    for keyword in _SINGLE:
-        if keyword in schema:
-            value = schema[keyword]
-            yield from value if isinstance(value, list) and keyword == "items" else (value,)
-
-
-KEYWORDS = frozenset(
-    (
-        "$ref",
-        "$dynamicRef",
-        "$recursiveRef",
-        "$anchor",
-        "$dynamicAnchor",
-        "$recursiveAnchor",
-        "$vocabulary",
-        "type",
-        "enum",
-        "const",
-        "multipleOf",
-        "maximum",
-        "exclusiveMaximum",
-        "minimum",
-        "exclusiveMinimum",
-        "maxLength",
-        "minLength",
-        "pattern",
-        "format",
-        "maxItems",
-        "minItems",
-        "uniqueItems",
-        "maxContains",
-        "minContains",
-        "contains",
-        "prefixItems",
-        "items",
-        "additionalItems",
-        "unevaluatedItems",
-        "maxProperties",
-        "minProperties",
-        "required",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-        "properties",
-        "patternProperties",
-        "additionalProperties",
-        "propertyNames",
-        "unevaluatedProperties",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "then",
-        "else",
-    )
-)
-"""Those of all drafts that a value can fail by."""
+            todo += [(inner, depth + 1) for _, inner in below(one)]

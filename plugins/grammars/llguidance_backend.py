@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from threading import Lock
 
 import llguidance
 
@@ -13,6 +12,7 @@ from core.request import GrammarSpec
 from core.stages.grammar import GrammarContext, GrammarError, Mask, Vocabulary
 from plugins.grammars.llguidance_text import grammar_text
 from plugins.grammars.settings import LLGuidanceSettings
+from plugins.grammars.tokens import Once, Tokens, one_line
 
 
 class LLGuidance:
@@ -22,24 +22,19 @@ class LLGuidance:
 
     def __init__(self, settings: LLGuidanceSettings, context: GrammarContext):
         self._settings = settings
-        self._load_vocabulary = context.load_vocabulary
-        self._lock = Lock()
-        self._made: Tokens | None = None
+        self._tokens = Once(lambda: LLTokens(context.load_vocabulary()))
 
     def compile(self, spec: GrammarSpec) -> bytes:
         try:
-            grammar = grammar_text(spec, self._settings.max_whitespace, self._tokens().vocabulary)
+            return grammar_text(spec, self._settings.max_whitespace, self._tokens().vocabulary).encode()
         except RecursionError as error:
             raise GrammarError("it has too many levels") from error
-        self._parsed(grammar).check_start()
-        return grammar.encode()
 
     def load(self, artifact: bytes) -> Grammar:
-        return self._parsed(artifact.decode())
-
-    def _parsed(self, grammar: str) -> Grammar:
-        tokens = self._tokens()
-        return Grammar(tokens, _alive(llguidance.LLMatcher(tokens.native, grammar, log_level=0, limits=self._limits())))
+        tokens, limits = self._tokens(), self._limits()
+        return Grammar(
+            tokens, _alive(llguidance.LLMatcher(tokens.native, artifact.decode(), log_level=0, limits=limits))
+        )
 
     def _limits(self) -> llguidance.LLParserLimits:
         settings = self._settings
@@ -53,23 +48,8 @@ class LLGuidance:
             verbose_errors=False,
         )
 
-    def _tokens(self) -> Tokens:
-        """Two threads may load at once."""
-        with self._lock:
-            if self._made is None:
-                self._made = Tokens(self._load_vocabulary())
-            return self._made
 
-
-class Tokens:
-    """The vocabulary, and what llguidance makes of it once."""
-
-    def __init__(self, vocabulary: Vocabulary):
-        if not vocabulary.eos_ids:
-            raise GrammarError("the model has no id that ends a sequence, so nothing can end with its grammar")
-        self.vocabulary = vocabulary
-        self.end = (min(vocabulary.eos_ids),)
-
+class LLTokens(Tokens):
     @cached_property
     def native(self) -> llguidance.LLTokenizer:
         return llguidance.LLTokenizer(_Wrapper(self.vocabulary), eos_token=sorted(self.vocabulary.eos_ids))
@@ -94,26 +74,18 @@ class _Wrapper(llguidance.TokenizerWrapper):
 class Grammar:
     """See `core.stages.grammar.CompiledGrammar`."""
 
-    def __init__(self, tokens: Tokens, root: llguidance.LLMatcher):
+    def __init__(self, tokens: LLTokens, root: llguidance.LLMatcher):
         self._tokens = tokens
         self._root = root  # never moved
 
     def matcher(self) -> LLMatcher:
         return LLMatcher(self._tokens, self._root.deep_copy())
 
-    def check_start(self) -> None:
-        """Raises GrammarError where no text is in the language."""
-        if self._root.is_stopped() and not self._root.is_accepting():
-            raise GrammarError("no text satisfies it")
-        probe = self._root.deep_copy()
-        probe.compute_bitmask()
-        _alive(probe)
-
 
 class LLMatcher:
     """See `core.stages.grammar.Matcher`. The end of the sequence is counted here: to llguidance it is no token."""
 
-    def __init__(self, tokens: Tokens, native: llguidance.LLMatcher):
+    def __init__(self, tokens: LLTokens, native: llguidance.LLMatcher):
         self._eos_ids = tokens.vocabulary.eos_ids
         self._end = tokens.end
         self._num_ids = tokens.vocabulary.vocab_size
@@ -170,4 +142,4 @@ def _alive(native: llguidance.LLMatcher) -> llguidance.LLMatcher:
 def _in_one_line(message: str) -> str:
     if "NoExtensionBias" in message:
         return "there is nothing that may come next"
-    return " ".join(message.replace("<non-verbose/>", "").split())[:400] or "llguidance cannot go on"
+    return one_line(message.replace("<non-verbose/>", ""), "llguidance cannot go on")

@@ -6,15 +6,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from core.grammar.regex.nodes import times
+from core.grammar.schema.places import with_below
 from core.request import GrammarSpec
 from core.stages.grammar import Vocabulary
-from plugins.grammars.json_cycles import refuse_endless
+from core.stages.structural_tag import StructuralTag, Structure, parse_structural_tag
+from plugins.grammars.json_numbers import for_llguidance
+from plugins.grammars.json_strings import quoted
 from plugins.grammars.json_text import COMMON_KEYWORDS, escapes_are_safe, parsed_schema, refuse_unenforced
 from plugins.grammars.rules import Alt, Chars, Expr, Followed, Ref, Repeat, Rules, Seq, Text, is_regular, pruned
 from plugins.grammars.sources import rules_of
-from plugins.grammars.structures import StructuralTag, Structure, parse_structural_tag, special_parts
+from plugins.grammars.structures import special_parts
 
-ENFORCED = COMMON_KEYWORDS | {"oneOf", "allOf", "format", "multipleOf"}
+ENFORCED = COMMON_KEYWORDS | {"allOf", "multipleOf"}
 
 
 def grammar_text(spec: GrammarSpec, max_whitespace: int, vocabulary: Vocabulary) -> str:
@@ -37,13 +41,16 @@ def _json(schema: Any, spacing: dict[str, object]) -> dict[str, object]:
     """The names that an open object may have besides its own are held against escapes by none of llguidance's rules:
     where there are such names, no character is written as an escape that has another form."""
     refuse_unenforced(schema, ENFORCED)
-    refuse_endless(schema)
     if escapes_are_safe(schema):
         escapes: dict[str, object] = {"json_allow_general_unicode_escapes": True}
     else:
         escapes = {"json_allowed_escapes": 'nrbtf\\"'}
-    plain = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
+    plain = _with_numbers(schema) if isinstance(schema, dict) else {} if schema else {"enum": []}
     return {**plain, "x-guidance": {**spacing, **escapes}}
+
+
+def _with_numbers(schema: Any) -> Any:
+    return for_llguidance(with_below(schema, _with_numbers)) if isinstance(schema, dict) else schema
 
 
 def lark(rules: Rules) -> str:
@@ -69,23 +76,13 @@ def _expr(expr: Expr, names: Mapping[str, str], literal: Callable[[str], str]) -
         case Alt(options):
             return "(" + " | ".join(_expr(option, names, literal) for option in options) + ")"
         case Repeat(part, least, most):
-            return f"({_expr(part, names, literal)}){_counts(least, most)}"
+            return f"({_expr(part, names, literal)}){times(least, most)}"
         case Followed(part):
             return _expr(part, names, literal)
 
 
 def _by_characters(text: str) -> str:
     return " ".join(map(quoted, text)) or '""'
-
-
-def _counts(least: int, most: int | None) -> str:
-    if most is None:
-        return {0: "*", 1: "+"}.get(least, f"{{{least},}}")
-    return f"{{{least},{most}}}"
-
-
-def quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 class _Structural:

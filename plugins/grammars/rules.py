@@ -10,13 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from core.grammar.regex import characters
 from core.stages.grammar import GrammarError
 
-Range: TypeAlias = tuple[int, int]
-"""Code points, both ends included."""
-
-LAST = 0x10FFFF
-SURROGATES: Range = (0xD800, 0xDFFF)
 MAX_DEPTH = 200
 """Levels of brackets, and of what stands in one rule: what parses and writes rules goes down by calls."""
 
@@ -30,7 +26,7 @@ class Text:
 class Chars:
     """One character. Without ranges: none, so nothing matches."""
 
-    ranges: tuple[Range, ...]  # ascending, apart, without surrogates: see `chars`
+    ranges: characters.Ranges  # see `chars`
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,42 +67,20 @@ EMPTY = Seq(())
 NOTHING = Chars(())
 
 
-def chars(ranges: Iterable[Range]) -> Chars:
-    merged: list[Range] = []
-    for low, high in sorted(_without_surrogates(ranges)):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = merged[-1][0], max(merged[-1][1], high)
-        else:
-            merged.append((low, high))
-    return Chars(tuple(merged))
+ANY = Chars(characters.ALL)
 
 
-def _without_surrogates(ranges: Iterable[Range]) -> Iterable[Range]:
-    first, last = SURROGATES
-    for low, high in ranges:
-        if low < first:
-            yield low, min(high, first - 1)
-        if high > last:
-            yield max(low, last + 1), high
+def chars(ranges: Iterable[tuple[int, int]]) -> Chars:
+    return Chars(characters.intersection(characters.union(ranges), characters.ALL))
 
 
 def others(one: Chars) -> Chars:
     """Every character but these."""
-    found, start = list[Range](), 0
-    for low, high in one.ranges:
-        if start < low:
-            found.append((start, low - 1))
-        start = high + 1
-    return chars([*found, (start, LAST)] if start <= LAST else found)
+    return Chars(characters.complement(one.ranges))
 
 
 def minus(one: Chars, other: Chars) -> Chars:
-    kept = others(other).ranges
-    pairs = ((max(a, c), min(b, d)) for a, b in one.ranges for c, d in kept)
-    return chars([(low, high) for low, high in pairs if low <= high])
-
-
-ANY = others(NOTHING)
+    return Chars(characters.intersection(one.ranges, characters.complement(other.ranges)))
 
 
 def seq(parts: Iterable[Expr]) -> Expr:
@@ -157,7 +131,7 @@ def _ends(expr: Expr, text: str, starts: set[int]) -> set[int]:
         case Text(part):
             return {at + len(part) for at in starts if text.startswith(part, at)}
         case Chars(ranges):
-            inside = {at for at in starts if at < len(text) and any(a <= ord(text[at]) <= b for a, b in ranges)}
+            inside = {at for at in starts if at < len(text) and characters.contains(ranges, ord(text[at]))}
             return {at + 1 for at in inside}
         case Seq(parts):
             for part in parts:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +13,10 @@ import numpy as np
 from core.errors import ConfigError
 from core.memory import num_bytes
 from core.request import GrammarSpec
-from core.stages.grammar import GrammarContext, GrammarError, Mask, Vocabulary
+from core.stages.grammar import GrammarContext, GrammarError, Mask, Vocabulary, mask_size
 from plugins.grammars.settings import XGrammarSettings
 from plugins.grammars.token_ends import TokenEnds
+from plugins.grammars.tokens import Once, Tokens, one_line
 from plugins.grammars.xgrammar_text import TEXT_TAG, TOKEN_TAG, grammar_text
 
 if TYPE_CHECKING:
@@ -33,24 +33,17 @@ class XGrammar:
         if find_spec("xgrammar") is None:
             raise ConfigError("grammars=xgrammar needs a package: pip install nonet[xgrammar]", "grammars.xgrammar")
         self._max_whitespace = settings.max_whitespace
-        self._cache_bytes = num_bytes(settings.cache_memory)
-        self._load_vocabulary = context.load_vocabulary
-        self._lock = Lock()
-        self._made: Tokens | None = None
+        cache_bytes = num_bytes(settings.cache_memory)
+        self._tokens = Once(lambda: XGTokens(context.load_vocabulary(), cache_bytes))
 
     def compile(self, spec: GrammarSpec) -> bytes:
         try:
-            text = grammar_text(spec, self._max_whitespace, self._tokens().vocabulary)
+            return grammar_text(spec, self._max_whitespace, self._tokens().vocabulary).encode()
         except RecursionError as error:
             raise GrammarError("it has too many levels") from error
-        self._compiled(text).check_start()
-        return text.encode()
 
     def load(self, artifact: bytes) -> Grammar:
-        return self._compiled(artifact.decode())
-
-    def _compiled(self, text: str) -> Grammar:
-        tokens = self._tokens()
+        text, tokens = artifact.decode(), self._tokens()
         if text.startswith(TEXT_TAG):
             return Grammar(tokens, _told(tokens.of_texts.compile_structural_tag, text.removeprefix(TEXT_TAG)))
         if text.startswith(TOKEN_TAG):
@@ -58,23 +51,11 @@ class XGrammar:
             return Grammar(tokens, compiled, takes_special=True)
         return Grammar(tokens, _told(tokens.of_texts.compile_grammar, text))
 
-    def _tokens(self) -> Tokens:
-        """Two threads may load at once."""
-        with self._lock:
-            if self._made is None:
-                self._made = Tokens(self._load_vocabulary(), self._cache_bytes)
-            return self._made
 
-
-class Tokens:
-    """The vocabulary, and what xgrammar makes of it once."""
-
+class XGTokens(Tokens):
     def __init__(self, vocabulary: Vocabulary, cache_bytes: int):
+        super().__init__(vocabulary)
         self._cache_bytes = cache_bytes
-        if not vocabulary.eos_ids:
-            raise GrammarError("the model has no id that ends a sequence, so nothing can end with its grammar")
-        self.vocabulary = vocabulary
-        self.end = (min(vocabulary.eos_ids),)
         self.ends = TokenEnds(vocabulary)
 
     @cached_property
@@ -108,7 +89,7 @@ class Tokens:
 class Grammar:
     """See `core.stages.grammar.CompiledGrammar`."""
 
-    def __init__(self, tokens: Tokens, compiled: xgrammar.CompiledGrammar, takes_special: bool = False):
+    def __init__(self, tokens: XGTokens, compiled: xgrammar.CompiledGrammar, takes_special: bool = False):
         self._tokens = tokens
         self._compiled = compiled
         self._never = frozenset() if takes_special else tokens.vocabulary.special_ids
@@ -118,16 +99,11 @@ class Grammar:
 
         return XGMatcher(self._tokens, self._never, xgrammar.GrammarMatcher(self._compiled))
 
-    def check_start(self) -> None:
-        """Raises GrammarError where no text is in the language."""
-        size = -(-self._tokens.vocabulary.vocab_size // 32)
-        self.matcher().fill(np.zeros(size, np.int32))
-
 
 class XGMatcher:
     """See `core.stages.grammar.Matcher`. The end of the sequence is counted here: to xgrammar it is never told."""
 
-    def __init__(self, tokens: Tokens, never: frozenset[int], native: Any):
+    def __init__(self, tokens: XGTokens, never: frozenset[int], native: Any):
         self._tokens = tokens
         self._never = never  # ids that are not even shown to xgrammar, which would print that it does not know them
         self._native = native
@@ -198,7 +174,7 @@ class XGMatcher:
         return ids[1:] if ids[:1] == [last] else None
 
     def _only_ends(self) -> bool:
-        mask = np.zeros(-(-self._tokens.vocabulary.vocab_size // 32), np.int32)
+        mask = np.zeros(mask_size(self._tokens.vocabulary.vocab_size), np.int32)
         self.fill(mask)
         return int(np.bitwise_count(mask.view(np.uint32)).sum()) == len(self._tokens.vocabulary.eos_ids)
 
@@ -214,4 +190,4 @@ def _told(call: Any, *arguments: object) -> Any:
 def _in_one_line(error: Exception) -> str:
     """Without the time and the place in xgrammar's source that its messages begin with."""
     message = " ".join(str(error).split())
-    return message.rpartition(": Check failed: ")[2].partition(".cc:")[0][:400] or "xgrammar cannot go on"
+    return one_line(message.rpartition(": Check failed: ")[2].partition(".cc:")[0], "xgrammar cannot go on")

@@ -6,13 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from core.grammar.regex.nodes import times
 from core.request import GrammarSpec
 from core.stages.grammar import GrammarError, Vocabulary
+from core.stages.structural_tag import StructuralTag, Structure, parse_structural_tag
 from plugins.grammars.json_rules import json_rules
 from plugins.grammars.json_text import parsed_schema
 from plugins.grammars.rules import Alt, Chars, Expr, Followed, Ref, Repeat, Rules, Seq, Text, pruned
 from plugins.grammars.sources import rules_of
-from plugins.grammars.structures import StructuralTag, Structure, parse_structural_tag, special_parts
+from plugins.grammars.structures import special_parts
 
 TEXT_TAG, TOKEN_TAG = "text:", "token:"
 """How a structural tag begins: control tokens stand in the second kind alone."""
@@ -49,15 +51,9 @@ def _expr(expr: Expr, names: Mapping[str, str]) -> str:
         case Alt(options):
             return "(" + " | ".join(_expr(option, names) for option in options) + ")"
         case Repeat(part, least, most):
-            return f"({_expr(part, names)}){_counts(least, most)}"
+            return f"({_expr(part, names)}){times(least, most)}"
         case Followed(part, by):  # xgrammar's lookahead assertion: without one, masks take milliseconds
             return f"({_expr(part, names)}) (={_expr(by, names)})"
-
-
-def _counts(least: int, most: int | None) -> str:
-    if most is None:
-        return {0: "*", 1: "+"}.get(least, f"{{{least},}}")
-    return f"{{{least},{most}}}"
 
 
 def _character(code: int) -> str:
@@ -122,8 +118,7 @@ class _Structural:
         return {"type": "sequence", "elements": [one, {"type": "star", "content": again}]}
 
     def _content(self, structure: Structure, begin: str) -> dict[str, object]:
-        schema = json.loads(json.dumps(structure.schema))
-        grammar = {"type": "grammar", "grammar": ebnf(pruned(json_rules(schema, self._max_whitespace)))}
+        grammar = {"type": "grammar", "grammar": ebnf(pruned(json_rules(structure.schema, self._max_whitespace)))}
         return {"type": "sequence", "elements": [*self._parts(begin), grammar, *self._parts(structure.end)]}
 
     def _parts(self, text: str) -> list[dict[str, Any]]:

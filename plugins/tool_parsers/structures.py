@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from core.grammar.schema.places import with_below
 from core.request import GrammarSpec
+from core.stages.structural_tag import StructuralTag, Structure
 from core.stages.tool_parser import AUTO, REQUIRED
 
 
@@ -50,22 +53,22 @@ def structural_tag(
     schemas = [schema_of(function) for function in functions]
     if not functions or None in schemas:
         return None
-    source: dict[str, Any] = {
-        "structures": [
-            {"begin": wording.begin_of(function["name"]), "schema": schema, "end": wording.end}
+    tag = StructuralTag(
+        structures=tuple(
+            Structure(begin=wording.begin_of(function["name"]), schema=schema or {}, end=wording.end)
             for function, schema in zip(functions, schemas, strict=True)
-        ],
-        "triggers": [wording.trigger] if wording.trigger else [],
-        "at_least_one": choice != AUTO,
-        "stop_after_first": wording.separator is None or not parallel,
-        "separator": wording.separator or "",
-    }
-    return _spec(source)
+        ),
+        triggers=(wording.trigger,) if wording.trigger else (),
+        at_least_one=choice != AUTO,
+        stop_after_first=wording.separator is None or not parallel,
+        separator=wording.separator or "",
+    )
+    return _spec(tag)
 
 
-def _spec(source: Mapping[str, Any]) -> GrammarSpec:
+def _spec(tag: StructuralTag) -> GrammarSpec:
     """Arguments have the white space that models have learnt to write in calls: that of Python's `json.dumps`."""
-    return GrammarSpec(kind="structural_tag", source=json.dumps(source, ensure_ascii=False), any_whitespace=False)
+    return GrammarSpec(kind="structural_tag", source=tag.source(), any_whitespace=False)
 
 
 def list_of_calls(marker: str, tools: Sequence[Mapping[str, Any]], choice: str, parallel: bool) -> GrammarSpec | None:
@@ -87,27 +90,16 @@ def list_of_calls(marker: str, tools: Sequence[Mapping[str, Any]], choice: str, 
         for index, (function, schema) in enumerate(zip(functions, schemas, strict=True))
     ]
     calls = {"type": "array", "items": {"anyOf": items}, "minItems": 1, **({} if parallel else {"maxItems": 1})}
-    source = {
-        "structures": [{"begin": marker, "schema": calls, "end": ""}],
-        "triggers": [marker],
-        "at_least_one": choice != AUTO,
-        "stop_after_first": True,
-        "separator": "",
-    }
-    return _spec(source)
-
-
-_VALUES = frozenset({"const", "enum", "default", "example", "examples"})
-"""Keywords whose values are no schemas."""
+    structure = Structure(begin=marker, schema=calls, end="")
+    tag = StructuralTag(structures=(structure,), triggers=(marker,), at_least_one=choice != AUTO, stop_after_first=True)
+    return _spec(tag)
 
 
 def _moved(schema: Any, place: str) -> Any:
     """A schema that stands at `place` of another one: references to its own root begin there."""
-    if isinstance(schema, list):
-        return [_moved(item, place) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: value if key in _VALUES else _moved(value, place) for key, value in schema.items()}
+    moved = with_below(schema, partial(_moved, place=place))
     reference = schema.get("$ref")
     if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
         moved["$ref"] = place + reference[1:]

@@ -255,13 +255,13 @@ class ReturnsText(Choices):
 
 
 class TakesNothing(Choices):
-    """Compiles a grammar that nothing satisfies, and the request stands still."""
+    """What has nothing to choose from is the empty text to it."""
 
     caught_by = "test_what_no_text_satisfies_is_refused"
 
     def compile(self, spec):
         vocabulary = self._load_vocabulary()
-        paths = [vocabulary.encode(text) for text in json.loads(spec.source)]
+        paths = [vocabulary.encode(text) for text in json.loads(spec.source) or [""]]
         return json.dumps([paths, sorted(vocabulary.eos_ids)]).encode()
 
 

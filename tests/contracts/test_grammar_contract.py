@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from core.request import GRAMMAR_KINDS
+from core.request import GRAMMAR_KINDS, GrammarSpec
+from core.stages.grammar import GrammarError
 from core.testing.grammar import GrammarContract
 from core.testing.grammar_walks import segmented
 from plugins.grammars.llguidance_backend import LLGuidance
@@ -23,6 +24,20 @@ class Whole(GrammarContract):
                     ids = segmented(case.vocabulary, text, rng)
                     done = case.grammar.matcher().accept([*ids, min(case.vocabulary.eos_ids)])
                     assert done == len(ids) + 1, f"{case.name}: {case.show(ids[:done])} fits, and no more of {text!r}"
+
+
+class Modest(LLGuidance):
+    """An honest stranger: what it cannot hold a text to, it refuses."""
+
+    def compile(self, spec: GrammarSpec) -> bytes:
+        if "maxItems" in spec.source:
+            raise GrammarError("maxItems is not supported")
+        return super().compile(spec)
+
+
+class TestModest(GrammarContract):
+    component = Modest
+    provides = frozenset({"json_schema"})
 
 
 class TestLLGuidance(Whole):

@@ -327,7 +327,7 @@ def test_optional_dependencies_that_are_missing_are_only_told(site, monkeypatch)
     ours = PathDistribution(site.path / "ours-1.0.dist-info")
     monkeypatch.setattr(doctor, "distribution", lambda name: ours)
     assert [(f.level, f.name, f.detail) for f in doctor.extra_check()] == [
-        ("info", "extra trace", "no surely-not-installed; pip install surely-not-installed where you want it"),
+        ("info", "extra trace", "no surely-not-installed; pip install 'nonet[trace]' where you want it"),
         ("ok", "extra other", "pytest"),
         ("ok", "extra none", "nothing to install here"),
     ]

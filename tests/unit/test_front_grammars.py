@@ -426,6 +426,7 @@ async def test_metrics_show_what_grammars_cost() -> None:
     assert metric(text, "nonet_grammar_compile_seconds_bucket", le="+Inf") == 4
     assert metric(text, "nonet_grammar_compile_seconds_sum") > 0
     assert metric(text, "nonet_grammar_lost_processes_total") == 1
+    assert metric(text, "nonet_grammar_compiled_total", backend="first") == 2
     assert (
         metric(text, "nonet_grammar_cache_entries") == 4 and metric(text, "nonet_grammar_cache_bytes") > 4 * ENTRY_BYTES
     )

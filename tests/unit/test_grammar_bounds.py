@@ -134,6 +134,9 @@ def test_a_property_may_be_called_like_a_keyword(name: str) -> None:
 
 
 def test_what_else_a_grammar_says_is_kept_and_an_artifact_is_not() -> None:
+    narrow = LIMITS.model_copy(update={"any_whitespace": False})
+    assert not bounded(GrammarSpec(kind="json_object"), narrow, "p").any_whitespace
+    assert bounded(GrammarSpec(kind="regex", source="a"), narrow, "p").any_whitespace, "JSON's alone"
     spec = GrammarSpec(kind="json_object", source="x", any_whitespace=False, backend="b", artifact=b"forged")
     assert bounded(spec, LIMITS, "p") == GrammarSpec(kind="json_object", any_whitespace=False, backend="b")
 

@@ -89,6 +89,25 @@ def test_the_asked_backend() -> None:
     )
 
 
+def test_what_the_server_runs_is_said_where_another_backend_is_asked() -> None:
+    fields = fields_of()
+    error = refused(fields, kind="regex", backend="xgrammar")
+    assert error.message == (
+        "guided_decoding_backend: this server does not run grammars=xgrammar; "
+        "leave the field out for grammars=llguidance or serve with +grammars=[xgrammar] for it"
+    )
+    error = refused(fields, kind="regex", backend="xgramar")
+    assert error.message == (
+        "guided_decoding_backend: there is no grammar backend 'xgramar'; did you mean xgrammar? "
+        "Leave the field out for grammars=llguidance"
+    )
+    fields = with_backends(fields_of(), my_gram=("choice",), llguidance=GRAMMAR_KINDS)
+    error = refused(fields, kind="regex", backend="my_gram")
+    assert error.message == (
+        "guided_decoding_backend: grammars=my_gram compiles no regex; leave the field out for grammars=llguidance"
+    )
+
+
 def test_a_sampler_that_would_ignore_it() -> None:
     fields = fields_of()
     component = Component("mine", "acme.mine:Mine", "a sampler", provides=("temperature",))

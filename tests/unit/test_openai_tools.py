@@ -125,6 +125,13 @@ def test_strict_is_for_the_grammar_alone():
         ({"tools": [tool("")]}, "tools[0].function.name"),
         ({"tools": [tool("x" * 65)]}, "tools[0].function.name"),
         ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters"),
+        ({"tools": [tool("a"), tool("b", parameters={"type": "objct"})]}, "tools[1].function.parameters"),
+        ({"tools": [tool(parameters={"type": "array"})]}, "tools[0].function.parameters"),
+        ({"tools": [tool(parameters={"properties": {"a": {"type": "strng"}}})]}, "tools[0].function.parameters"),
+        (
+            {"tools": [tool(parameters={"required": "a"}, strict=True)], "tool_choice": "required"},
+            "tools[0].function.parameters",
+        ),
         ({"tools": [tool(other=1)]}, "tools[0].function.other"),
         ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name"),
         ({"tools": [tool("a"), tool("b", strict="yes")]}, "tools[1].function.strict"),
@@ -133,6 +140,19 @@ def test_strict_is_for_the_grammar_alone():
 )
 def test_wrong_tools_are_named(fields, param):
     assert refused(**fields).param == param
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"type": "dict"},
+        {"type": ["object", "null"]},
+        {"properties": {"a": {"type": "any", "pattern": "(?<=a)b", "optional": True}}},
+    ],
+)
+def test_a_model_may_be_shown_parameters_that_no_grammar_holds_it_to(parameters):
+    assert prompt(tools=[tool(parameters=parameters)]).tools == [tool(parameters=parameters)]
 
 
 def test_tools_belong_to_chats():

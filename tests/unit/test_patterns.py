@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from functools import partial
 from itertools import product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from core.grammar.schema import automata, characters
+from core.grammar.regex import characters
+from core.grammar.schema import automata
 from core.grammar.schema.ecma import language
 from core.grammar.schema.formats import FORMATS
-from core.grammar.schema.languages import Languages
+from core.grammar.schema.languages import Language, Languages
 from core.grammar.schema.limits import Budget, Limits
 from core.grammar.schema.regex_text import written
 from core.stages.grammar import GrammarError
+from plugins.grammars.regex import parse_regex
+from plugins.grammars.rules import matches
 
 WORDS = ["".join(letters) for length in range(5) for letters in product("ab1", repeat=length)]
 SAME_IN_PYTHON = [
@@ -28,6 +35,12 @@ def languages() -> Languages:
     return Languages(Budget(Limits()))
 
 
+def text_of(term: Language) -> str:
+    text = written(term, Limits().max_pattern)
+    assert text is not None
+    return text
+
+
 @pytest.mark.parametrize("pattern", SAME_IN_PYTHON)
 def test_matches_what_a_backtracking_matcher_does(languages: Languages, pattern: str) -> None:
     term = language(languages, pattern)
@@ -35,10 +48,10 @@ def test_matches_what_a_backtracking_matcher_does(languages: Languages, pattern:
     assert {word for word in WORDS if languages.matches(term, word)} == found
     plain = automata.plain_form(languages, term)
     assert plain is not None
-    assert {word for word in WORDS if re.search(written(plain), word)} == found
+    assert {word for word in WORDS if re.search(text_of(plain), word)} == found
     outside = automata.plain_form(languages, languages.complement(term))
     assert outside is not None
-    others = set() if outside is languages.none else {word for word in WORDS if re.search(written(outside), word)}
+    others = set() if outside is languages.none else {word for word in WORDS if re.search(text_of(outside), word)}
     assert others == set(WORDS) - found
 
 
@@ -74,11 +87,64 @@ def test_means_what_ecma_does(languages: Languages, pattern: str, good: str, bad
     "pattern",
     ["^+[a-z]$", "^{2}times$", "(?<=x)a", "[.*", "(a", "a)", "a{,3}", "a{3,2}", "\\Z", "(?i)a", "[a-\\d]", "[b-a]", "a**",
      "(a)\\1",      "(?P<a>b)", "\\", "\\u12", "\\ud83d", "\\p{Script=Greek}", "\\bword",
+     "^\\ud800\\u0041$", "\\ud83d\\ud83d", "\\u{d83d}\\ude00", "[\\ud800\\u0041]", "\\ud83d\\u{de00}", "a{٣}",
      "(^a)*", "a{5000}", "((a{1,4000}){1,4000})", "*"],
 )  # fmt: skip
 def test_what_it_does_not_know_is_refused(languages: Languages, pattern: str) -> None:
     with pytest.raises(GrammarError):
         language(languages, pattern)
+
+
+PIECES = ["a", "{", "}", "1", ",", "٣", "²", "(", ")", "?", "<n>", "P<n>", "[", "]", "^", "-", "|", "*", "+", "$", "\\", "\\u",
+    "d800", "dc", "\\x", "\\p", "{L}", "zz", "é", "🔥", "\ud800", ".", "\\0", "\\c", "\\U", "0010ffff", "9999999"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"a{٣}|a{,}|{x}", ["a{٣}", "a{,}", "{x}"], ["aaa", "a", "x"]),
+        (r"\A\x{61}\U0001f600\ud83d\ude00\z", ["a😀😀"], ["a"]),
+        (r"(?P<n>\s)(?<m>.)", [" a", "\t\r", "\x0b\u2028"], ["\u00a0a", " \n"]),
+        (r"[^]", ["a", "\n"], ["", "ab"]),
+        (r"\é\_\/", ["é_/"], ["\\é_/"]),
+    ],
+)
+def test_a_grammar_of_its_own_means_what_all_dialects_do(pattern: str, good: list[str], bad: list[str]) -> None:
+    expr = parse_regex(pattern)
+    assert [text for text in good if not matches(expr, text)] == []
+    assert [text for text in bad if matches(expr, text)] == []
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a{,3}", "(?=a)b", "(?i)a", r"\p{L}", "[]", "[[a]", "[a&&b]", "[a--b]", r"\bword", r"(a)\1", r"\u{d83d}\ude00",
+     r"\ud83d\udczz", r"\ud800\u0041", "a^b", "(^a)*", "a{100001}"],
+)  # fmt: skip
+def test_what_dialects_do_not_agree_on_is_refused(pattern: str) -> None:
+    with pytest.raises(GrammarError, match="^regular expression: "):
+        parse_regex(pattern)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12))
+@settings(max_examples=400, deadline=None)
+def test_any_text_is_a_pattern_or_refused(pieces: list[str]) -> None:
+    """In every dialect; any other error would be a fault of the server's."""
+    for read in (partial(language, Languages(Budget(Limits()))), parse_regex, partial(parse_regex, anywhere=True)):
+        with suppress(GrammarError):
+            read("".join(pieces))
+
+
+@pytest.mark.timeout(60)
+def test_long_patterns(languages: Languages) -> None:
+    whole = language(languages, "^" + "a" * 5000 + "$")
+    assert languages.matches(whole, "a" * 5000) and not languages.matches(whole, "a" * 4999)
+    assert language(languages, "a" * 5000)
+    with pytest.raises(GrammarError):
+        language(Languages(Budget(Limits())), "a?" * 3000 + "^")
+    for pattern in ("a{" + "9" * 5000 + "}", "\\x{" + "0" * 5000 + "}"):
+        for read in (partial(language, languages), parse_regex):
+            with pytest.raises(GrammarError):
+                read(pattern)
 
 
 def test_long_nests_are_bounded() -> None:

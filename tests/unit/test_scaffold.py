@@ -66,6 +66,7 @@ def test_the_command_of_the_readme_can_be_pasted_and_composes(tmp_path, monkeypa
     described = describe(Settings.from_config(compose(shlex.split(line), found).values), found)
     chosen = [part.provided.component.name for part in described.parts if part.group == group]
     assert module in chosen
+    assert group != "grammars" or chosen[0] == module, "the first that takes a grammar compiles it"
 
 
 class Point:
@@ -117,6 +118,12 @@ def test_the_command_says_what_is_wrong(capsys, arguments, said):
     assert main(["plugins", "new", *arguments]) == 1
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["new", "check", "matrix", "faults"])
+def test_each_tool_says_how_it_is_used(capsys, word):
+    assert main(["plugins", word, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: plugins {word} ")
 
 
 @pytest.mark.parametrize(("word", "group"), [("observer", "observers"), ("logits_processor", "logits_processors")])

@@ -9,19 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from core.grammar.schema import Limits, normalise
-from core.stages.grammar import GrammarError
-
-KEYWORDS = {
-    "null": set(),
-    "boolean": set(),
-    "integer": {"minimum", "maximum", "multipleOf"},
-    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
-    "string": {"minLength", "maxLength", "pattern", "allOf"},
-    "array": {"prefixItems", "items", "minItems", "maxItems"},
-    "object": {
-        "properties", "required", "patternProperties", "additionalProperties", "minProperties", "maxProperties",
-    },
-}  # fmt: skip
+from core.stages.grammar import SCHEMA_KEYWORDS, GrammarError
 
 
 def check_subset(schema: Any) -> None:
@@ -38,7 +26,10 @@ def check_subset(schema: Any) -> None:
     if isinstance(kinds, list):
         assert said == {"type"}
         return
-    assert said - {"type"} <= KEYWORDS[kinds]
+    assert said - {"type"} <= SCHEMA_KEYWORDS[kinds]
+    assert schema.get("minProperties", 0) <= len(schema.get("required", ())) + 1
+    for one in schema.get("allOf", ()):
+        assert one.keys() == {"type", "pattern"} and one["type"] == "string"
     for below in (*schema.get("properties", {}).values(), *schema.get("patternProperties", {}).values()):
         check_subset(below)
     for below in (*schema.get("prefixItems", ()), schema.get("items", True), schema.get("additionalProperties", True)):

@@ -7,7 +7,8 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from core.errors import RequestError
+from core.commands.request_arguments import split
+from core.errors import ConfigError, RequestError
 from core.request import GrammarSpec, SamplingParams
 from core.stages.renderer import RendererContext
 from core.stages.text_renderer import Text
@@ -111,9 +112,13 @@ def test_options():
     assert spec(**outputs(json=SCHEMA, **options)) == expected
     assert spec(response_format=RESPONSE, **outputs(**options)) == expected, "options of another field's grammar"
     assert spec(guided_json=SCHEMA, guided_decoding_backend="xgrammar").backend == "xgrammar"
-    assert spec(**outputs(regex="a", disable_any_whitespace=True)).any_whitespace, "there is none in it"
     assert spec(**outputs(regex="a", backend="auto")).backend == ""
     assert spec(**outputs(regex="a", disable_fallback=True, backend="b")).backend == "b"
+
+
+def test_options_for_tools_say_where_they_belong():
+    message = refused(**outputs(disable_additional_properties=True)).message
+    assert message.endswith("; for `tools`, write `additionalProperties: false` in their `parameters`.")
 
 
 def test_l5_only_who_asks_for_it_gets_no_additional_properties():
@@ -211,6 +216,18 @@ def test_two_grammars_are_one_too_many(fields, both):
         (outputs(regex="a", disable_fallback=True), "structured_outputs.disable_fallback"),
         (outputs(backend="xgrammar"), "structured_outputs.backend"),
         (outputs(disable_any_whitespace=True), "structured_outputs.disable_any_whitespace"),
+        (outputs(regex="a", disable_any_whitespace=True), "structured_outputs.disable_any_whitespace"),
+        (outputs(choice=["a"], disable_any_whitespace=True), "structured_outputs.disable_any_whitespace"),
+        (outputs(regex="a", disable_additional_properties=True), "structured_outputs.disable_additional_properties"),
+        (
+            outputs(json_object=True, disable_additional_properties=True),
+            "structured_outputs.disable_additional_properties",
+        ),
+        (
+            {"guided_grammar": "root ::= [a]", **outputs(disable_additional_properties=True)},
+            "structured_outputs.disable_additional_properties",
+        ),
+        (outputs(disable_additional_properties=True), "structured_outputs.disable_additional_properties"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_choice": {}}, "guided_choice"),
         ({"guided_regex": 1}, "guided_regex"),
@@ -244,7 +261,7 @@ def tag(**values):
     [
         (
             {"type": "triggered_tags", "triggers": ["<f"], "tags": TAGS},
-            {"triggers": ["<f"], "at_least_one": False, "stop_after_first": False},
+            {"triggers": ["<f"]},
         ),
         (
             {"type": "triggered_tags", "triggers": ["<"], "tags": TAGS, "at_least_one": True, "stop_after_first": True},
@@ -252,7 +269,7 @@ def tag(**values):
         ),
         (
             {"type": "tags_with_separator", "tags": TAGS, "separator": "\n", "at_least_one": True},
-            {"triggers": ["<f>"], "at_least_one": True, "stop_after_first": False, "separator": "\n"},
+            {"triggers": ["<f>"], "at_least_one": True, "separator": "\n"},
         ),
         (TAGS[0], {"triggers": ["<f>"], "at_least_one": True, "stop_after_first": True}),
     ],
@@ -362,21 +379,69 @@ def test_generate_takes_the_same_fields():
 
 
 @pytest.mark.parametrize(
+    ("fields", "spec", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, ("json_object", ""), "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+            ("json_schema", TEXT),
+            "response_format.json_schema.schema",
+        ),
+        ({"guided_json": SCHEMA}, ("json_schema", TEXT), "guided_json"),
+        ({"guided_json": TEXT}, ("json_schema", TEXT), "guided_json"),
+        ({"guided_regex": "[0-9]+"}, ("regex", "[0-9]+"), "guided_regex"),
+        ({"guided_choice": ["yes", "no"]}, ("choice", '["yes","no"]'), "guided_choice"),
+        ({"guided_grammar": "root ::= [0-9]"}, ("ebnf", "root ::= [0-9]"), "guided_grammar"),
+    ],
+)
+def test_generate_takes_a_grammar_in_every_field_of_the_server(fields, spec, param):
+    asked = line(**fields, guided_decoding_backend="xgrammar")
+    assert asked.params().grammar == GrammarSpec(kind=spec[0], source=spec[1], backend="xgrammar")
+    assert (asked.grammar_param, asked.grammar_backend_param) == (param, "guided_decoding_backend")
+
+
+def test_a_command_line_may_name_any_of_them():
+    parts = split(
+        [
+            'structured_outputs={"regex": "[0-9]+"}',
+            "structured_outputs.max_bytes=99",
+            "guided_regex=[0-9]+",
+            'guided_choice=["a","b"]',
+            "guided_grammar={a}",
+        ]
+    )
+    assert parts.overrides == ["structured_outputs.max_bytes=99"]
+    assert parts.request == {
+        "structured_outputs": {"regex": "[0-9]+"},
+        "guided_regex": "[0-9]+",
+        "guided_choice": ["a", "b"],
+        "guided_grammar": "{a}",
+    }
+    with pytest.raises(ConfigError, match="is not JSON") as caught:
+        split(["structured_outputs={regex: a}"])
+    assert """write it as in structured_outputs='{"regex": "[0-9]+"}'""" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
         (
             {"structured_outputs": {"json": SCHEMA, "regex": "a"}},
             "`structured_outputs.json` and `structured_outputs.regex`",
         ),
-        ({"structured_outputs": {"jsn": 1}}, "structured_outputs.jsn: Extra inputs"),
-        ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice.0"),
+        ({"structured_outputs": {"jsn": 1}}, "`structured_outputs.jsn`; did you mean json?"),
+        ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
         ({"structured_outputs": {"backend": "a"}}, "needs a grammar"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "`structured_outputs.regex` and `guided_regex`"),
+        ({"response_format": {"type": "json"}}, "`response_format.type` is one of"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_decoding_backend": "a"}, "`guided_decoding_backend` needs a grammar"),
         ({"repetition_detection": {"max_pattern_size": 1, "min_pattern_size": 2}}, "larger than max_pattern_size"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
     ],
 )
 def test_generate_names_what_is_wrong(fields, words):
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises((ValidationError, RequestError)) as caught:
         line(**fields)
     assert words in str(caught.value)

@@ -110,13 +110,14 @@ async def test_markers_that_are_special_tokens_are_read(front: FakeFront, tmp_pa
 async def test_a_grammar_is_read_once_per_line(
     front: FakeFront, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_read, read = [0], sampling_fields.asked_for
+    num_read, read = [0], sampling_fields.grammar_of
 
-    def counted(*values: Any) -> Any:
-        num_read[0] += 1
-        return read(*values)
+    def counted(asking: Any) -> Any:
+        found = read(asking)
+        num_read[0] += found is not None
+        return found
 
-    monkeypatch.setattr(sampling_fields, "asked_for", counted)
+    monkeypatch.setattr(sampling_fields, "grammar_of", counted)
     own = {"prompt": "x", "structured_outputs": {"regex": "a"}}
     await rows(tmp_path, front, [own] * 3 + [{"prompt": "x"}] * 3, structured_outputs={"regex": "b"})
     assert num_read == [1 + 3], "the command line's once, and each line's own once"

@@ -36,9 +36,8 @@ class ArrayForm:
 def array_forms(shape: Array, solver: Solver) -> list[ArrayForm]:
     shapes = [shape]
     for one in shape.contains:
-        shapes = [case for left in shapes for case in _counted(replace(left, contains=()), one, solver)]
-        if len(shapes) > solver.tools.limits.max_subsets:
-            refuse("contains", shape.where, "too many cases")
+        cases = (case for left in shapes for case in _counted(replace(left, contains=()), one, solver))
+        shapes = list(solver.tools.bounded(cases, f"contains at {shape.where or '#'}"))
     found = []
     for case in shapes:
         found += [case] if case.unique is None else _distinct(case, solver)
@@ -74,6 +73,7 @@ def _counted(shape: Array, one: Contains, solver: Solver) -> Iterator[Array]:
     free_sizes = range(most + 1) if counted.rest_matches and one.high is not None else [most]
     for free in (chosen for size in free_sizes if size <= (one.high or most) for chosen in combinations(places, size)):
         for must in _needed(free, one, counted):
+            solver.tools.budget.spend(1 + len(places) // 4)
             items = list(counted.items)
             for at in places:
                 extra = one.formula if at in must else solver.formulas.true if at in free else never
@@ -141,7 +141,7 @@ def _distinct(shape: Array, solver: Solver) -> list[Array]:
     found = list[Array]()
     for length in range(shape.low, shape.high + 1):
         for values in product(*(values or () for values in listed[:length])):
-            solver.tools.budget.spend()
+            solver.tools.budget.spend(1 + length // 8)
             if (len({key_of(value) for value in values}) == length) == shape.unique:
                 found.append(_exactly(shape, values, solver))
             if len(found) > solver.tools.limits.max_subsets:

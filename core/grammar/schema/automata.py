@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from core.grammar.schema import characters
-from core.grammar.schema.characters import Ranges
+from core.grammar.regex import characters
+from core.grammar.regex.characters import Ranges
 from core.grammar.schema.languages import Language, Languages, Op
 from core.grammar.schema.limits import Limits
 
 MAX_STATES_WRITTEN = 48  # of an automaton that becomes a regular expression: it grows fast with them
 
 
-def alphabet(term: Language) -> list[Ranges]:
+def alphabet(languages: Languages, term: Language) -> list[Ranges]:
     """Sets of characters that all of `term`'s derivatives treat alike; together they are all characters."""
     sets, seen, left = set[Ranges](), set[int](), [term]
     while left:
@@ -28,6 +28,7 @@ def alphabet(term: Language) -> list[Ranges]:
         for first, last in ranges:
             cuts |= {first, last + 1}
     ends = [*sorted(cuts), characters.LAST + 1]
+    languages.budget.spend(len(seen) // 8 + len(ends) * len(ordered) // 16)
     found: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
     for first, end in pairwise(ends):
         if first < end and not 0xD800 <= first < 0xE000:
@@ -39,7 +40,7 @@ def is_empty(languages: Languages, term: Language, limits: Limits) -> bool:
     """False also where it would take too long to find out."""
     if term.nullable or term.plain:
         return term is languages.none
-    points = [ranges[0][0] for ranges in alphabet(term)]
+    points = [ranges[0][0] for ranges in alphabet(languages, term)]
     seen, left = {term.uid}, [term]
     while left:
         state = left.pop()
@@ -58,7 +59,8 @@ def plain_form(languages: Languages, term: Language, max_states: int = MAX_STATE
     if term.plain:
         return term
     table = _table(languages, term, max_states * 8)
-    return None if table is None else _eliminated(languages, *_minimal(*table), max_states)
+    minimal = None if table is None else _minimal(languages, *table, max_states)
+    return None if minimal is None else _eliminated(languages, *minimal)
 
 
 Edges = list[dict[int, Ranges]]
@@ -67,7 +69,7 @@ Edges = list[dict[int, Ranges]]
 
 def _table(languages: Languages, term: Language, max_states: int) -> tuple[Edges, list[bool]] | None:
     """The automaton of all derivatives; state 0 is `term`."""
-    atoms = alphabet(term)
+    atoms = alphabet(languages, term)
     numbers, states, edges = {term.uid: 0}, [term], Edges()
     for state in states:  # grows while it is walked
         row: dict[int, list[tuple[int, int]]] = {}
@@ -83,10 +85,11 @@ def _table(languages: Languages, term: Language, max_states: int) -> tuple[Edges
     return edges, [state.nullable for state in states]
 
 
-def _minimal(edges: Edges, ends: list[bool]) -> tuple[Edges, list[bool]]:
-    """States that no text tells apart become one (Moore's partition refinement)."""
-    block = [int(end) for end in ends]
+def _minimal(languages: Languages, edges: Edges, ends: list[bool], max_states: int) -> tuple[Edges, list[bool]] | None:
+    """States that no text tells apart become one (Moore's partition refinement); None where more are left than `max_states`."""
+    block, num_ranges = [int(end) for end in ends], sum(len(ranges) for row in edges for ranges in row.values())
     while True:
+        languages.budget.spend((len(edges) + num_ranges) // 8)
         keys: dict[tuple[object, ...], int] = {}
         finer = []
         for state, row in enumerate(edges):
@@ -95,7 +98,9 @@ def _minimal(edges: Edges, ends: list[bool]) -> tuple[Edges, list[bool]]:
                 by_block.setdefault(block[target], []).extend(ranges)
             signature = (block[state], *sorted((b, characters.union(spans)) for b, spans in by_block.items()))
             finer.append(keys.setdefault(signature, len(keys)))
-        if len(set(finer)) == len(set(block)):
+        if len(keys) > max_states:
+            return None
+        if len(keys) == len(set(block)):
             return _merged(edges, ends, finer)
         block = finer
 
@@ -114,10 +119,8 @@ def _merged(edges: Edges, ends: list[bool], block: list[int]) -> tuple[Edges, li
     return merged, accepting
 
 
-def _eliminated(languages: Languages, edges: Edges, ends: list[bool], max_states: int) -> Language | None:
+def _eliminated(languages: Languages, edges: Edges, ends: list[bool]) -> Language:
     """Kleene's construction: states are taken out one by one, and what went through them is written on the edges."""
-    if len(edges) > max_states:
-        return None
     start, end = -1, -2
     links: dict[tuple[int, int], Language] = {(start, 0): languages.empty}
     for state, row in enumerate(edges):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from core.grammar.schema.ecma_syntax import Ahead, Chars, Choice, Edge, Loop, Node, Sequence, parse
+from core.grammar.regex import ECMA, parse
+from core.grammar.regex.nodes import Ahead, Chars, Choice, Edge, Loop, Node, Sequence, has, inside
 from core.grammar.schema.languages import Language, Languages, Op
 from core.stages.grammar import GrammarError
 
 
 def language(languages: Languages, pattern: str) -> Language:
     """Raises GrammarError."""
-    return Translation(languages).found_in(parse(pattern))
+    return Translation(languages).found_in(parse(pattern, ECMA))
 
 
 class Translation:
@@ -28,7 +29,7 @@ class Translation:
     def _then(self, node: Node, rest: Language, is_start: bool) -> Language:
         """What may stand from here to the end of the text: a match of `node`, then `rest`."""
         made = self._languages
-        if not _has(node, Edge, Ahead):
+        if not has(node, Edge, Ahead):
             return made.cat(self._alone(node), rest)
         if isinstance(node, Edge):
             if node.is_start:
@@ -47,9 +48,14 @@ class Translation:
         if not parts:
             return rest
         first, others = parts[0], parts[1:]
-        if isinstance(first, Edge | Ahead) or not is_start or not any(map(_has_start, others)):
+        self._languages.budget.spend(len(others) // 8)
+        if not is_start or not any(map(_has_start, others)):
+            for part in reversed(others):
+                rest = self._then(part, rest, is_start=False)
+            return self._then(first, rest, is_start)
+        if isinstance(first, Edge | Ahead):
             return self._then(first, self._sequence(others, rest, is_start), is_start)
-        if _has(first, Edge, Ahead):
+        if has(first, Edge, Ahead):
             raise GrammarError("an anchor after a group that has one is not supported")
         made, alone = self._languages, self._alone(first)
         if not alone.nullable:
@@ -79,17 +85,5 @@ class Translation:
         return made.loop(body, node.low, node.high)
 
 
-def _has(node: Node, *kinds: type) -> bool:
-    return isinstance(node, kinds) or any(_has(part, *kinds) for part in _parts(node))
-
-
 def _has_start(node: Node) -> bool:
-    return (isinstance(node, Edge) and node.is_start) or any(map(_has_start, _parts(node)))
-
-
-def _parts(node: Node) -> tuple[Node, ...]:
-    if isinstance(node, Sequence):
-        return node.parts
-    if isinstance(node, Choice):
-        return node.options
-    return (node.body,) if isinstance(node, Loop | Ahead) else ()
+    return (isinstance(node, Edge) and node.is_start) or any(map(_has_start, inside(node)))

@@ -9,34 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from core.grammar.schema.keywords import TYPES
+from core.grammar.schema.places import with_below
+
 JSON_TYPES: Mapping[str, str] = {
     "str": "string", "char": "string", "int": "integer", "long": "integer", "short": "integer", "byte": "integer",
     "float": "number", "double": "number", "bool": "boolean", "dict": "object", "hashmap": "object", "map": "object",
     "list": "array", "tuple": "array", "arraylist": "array", "none": "null",
 }  # fmt: skip
-KNOWN = frozenset(("null", "boolean", "object", "array", "number", "string", "integer"))
 FREE = frozenset(("", "any"))
 """They say nothing."""
-
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SINGLE = ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then")
 
 
 def with_json_types(schema: Any) -> Any:
     """The same schema with the types that are meant. What is no known name stays, to be refused by who reads it."""
     if not isinstance(schema, dict):
         return schema
-    found = dict(schema)
+    found = with_below(schema, with_json_types)
     if "type" in found:
         _replace_type(found)
-    for keyword in _MAPS:
-        if isinstance(below := found.get(keyword), dict):
-            found[keyword] = {name: with_json_types(one) for name, one in below.items()}
-    for keyword in _LISTS:
-        if isinstance(below := found.get(keyword), list):
-            found[keyword] = [with_json_types(one) for one in below]
-    return found | {keyword: with_json_types(found[keyword]) for keyword in _SINGLE if keyword in found}
+    return found
 
 
 def _replace_type(schema: dict[str, Any]) -> None:
@@ -51,7 +43,7 @@ def _replace_type(schema: dict[str, Any]) -> None:
 
 
 def _meant(name: str) -> str:
-    if name in KNOWN:
+    if name in TYPES:
         return name
     folded = name.casefold()
-    return folded if folded in KNOWN or folded in FREE else JSON_TYPES.get(folded, name)
+    return folded if folded in TYPES or folded in FREE else JSON_TYPES.get(folded, name)

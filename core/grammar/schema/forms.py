@@ -160,7 +160,7 @@ def _joined(language: Language) -> tuple[Language, ...]:
 
 
 def bounded_pattern(language: Language, tools: Tools) -> str:
-    pattern = written(language)
-    if len(pattern) > tools.limits.max_pattern:
+    pattern = written(language, tools.limits.max_pattern)
+    if pattern is None:
         refuse("pattern", "#", "what it becomes is too long")
     return pattern

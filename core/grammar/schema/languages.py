@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from core.grammar.schema import characters
-from core.grammar.schema.characters import Ranges
+from core.grammar.regex import characters
+from core.grammar.regex.characters import Ranges
 from core.grammar.schema.limits import Budget
 
 
@@ -53,7 +53,7 @@ class Languages:
     """Makes terms, simplified enough that the derivatives of one are finitely many."""
 
     def __init__(self, budget: Budget):
-        self._budget = budget
+        self.budget = budget
         self._terms: dict[tuple[object, ...], Language] = {}
         self._derived: dict[tuple[int, int], Language] = {}
         self.none = self._term(Op.NONE)
@@ -67,7 +67,7 @@ class Languages:
         key = (op, tuple(part.uid for part in parts), chars, low, high)
         found = self._terms.get(key)
         if found is None:
-            self._budget.spend()
+            self.budget.spend()
             found = self._terms[key] = Language(len(self._terms), op, parts, chars, low, high)
         return found
 
@@ -88,16 +88,23 @@ class Languages:
         return result
 
     def _pair(self, left: Language, right: Language) -> Language:
-        if left is self.none or right is self.none:
-            return self.none
-        if left is self.empty:
-            return right
-        if right is self.empty:
-            return left
+        if right is self.empty or right is self.none:
+            return left if right is self.empty else right
+        parts = list[Language]()
+        while left.op is Op.CAT:
+            parts.append(left.parts[0])
+            left = left.parts[1]
+        right = self._two(left, right)
+        for part in reversed(parts):
+            right = self._two(part, right)
+        return right
+
+    def _two(self, left: Language, right: Language) -> Language:
+        """`left` is no CAT, `right` has another text than the empty one."""
+        if left is self.none or left is self.empty:
+            return right if left is self.empty else left
         if left is self.any and (right is self.any or (right.op is Op.CAT and right.parts[0] is self.any)):
             return right
-        if left.op is Op.CAT:
-            return self._pair(left.parts[0], self._pair(left.parts[1], right))
         return self._term(Op.CAT, (left, right))
 
     def alt(self, *terms: Language) -> Language:
@@ -134,7 +141,7 @@ class Languages:
         for term in terms:
             for part in term.parts if term.op is op else (term,):
                 found[part.uid] = part
-        self._budget.spend(len(found) // 8)
+        self.budget.spend(len(found) // 8)
         return found
 
     def _joined(self, op: Op, found: dict[int, Language], nothing: Language) -> Language:
@@ -164,7 +171,7 @@ class Languages:
         key = (term.uid, point)
         found = self._derived.get(key)
         if found is None:
-            self._budget.spend()
+            self.budget.spend()
             found = self._derived[key] = self._derive(term, point)
         return found
 

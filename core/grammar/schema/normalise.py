@@ -16,10 +16,7 @@ DEFAULT_LIMITS = Limits()
 def normalise(schema: Any, *, formats: Formats = "annotation", limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
     """A schema for the same values.
 
-    It has `anyOf`, `$ref` to `$defs`, `enum`, and else one type with the keywords of that type: `minimum`, `maximum`, their
-    exclusive forms and `multipleOf`; `minLength`, `maxLength` and `pattern`; `prefixItems`, `items`, `minItems` and `maxItems`;
-    `properties`, `required`, `patternProperties` that share no name, `additionalProperties`, `minProperties` and
-    `maxProperties`. Properties stand in the order of the schema's keywords.
+    What is in it, `core.stages.grammar.SCHEMA_KEYWORDS` says. Properties stand in the order of the schema's keywords.
 
     Two keywords leave valid values out: items that `contains` is about are looked for among the first ones only, where any
     number of others may stand between them; and `formats` that are checked are checked by patterns, which for some formats do

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
@@ -40,12 +40,9 @@ class _Open:
 
 
 def object_forms(shape: Object, tools: Tools) -> list[ObjectForm]:
-    found = list[ObjectForm]()
-    for case, num_open in _without_some(shape, tools):
-        found += _Case(case, num_open, tools).forms()
-        if len(found) > tools.limits.max_subsets:
-            refuse("", f"the properties at {shape.where or '#'}", "too many cases")
-    return found
+    what = f"the number of properties at {shape.where or '#'}"
+    cases = tools.bounded(_without_some(shape, tools), f"the properties at {shape.where or '#'}")
+    return list(tools.bounded((form for case, opened in cases for form in _Case(case, opened, tools).forms()), what))
 
 
 def _without_some(shape: Object, tools: Tools) -> Iterator[tuple[Object, int]]:
@@ -92,7 +89,7 @@ class _Case:
         false = tools.formulas.false
         self._optional = [name for name in names if name not in shape.required and self._values[name] is not false]
 
-    def forms(self) -> list[ObjectForm]:
+    def forms(self) -> Iterable[ObjectForm]:
         shape, required = self._shape, len(self._shape.required)
         most = required + len(self._optional)
         low = max(shape.low - required, 0)
@@ -105,11 +102,12 @@ class _Case:
             high = None if high is None or required + high >= most else high
         if not (low or self._num_open or high is not None):
             return [self._form((), self._optional)]
-        return list(self._closed(low, high) if self._open.is_none else self._opened(low, high))
+        return self._closed(low, high) if self._open.is_none else self._opened(low, high)
 
     def _form(self, must: Sequence[str], may: Sequence[str], num_open: int = 0, high: int | None = None) -> ObjectForm:
         """With the required properties and those of `must`; of the optional ones, those of `may` alone."""
         values, false = self._values, self._tools.formulas.false
+        self._tools.budget.spend(len(values) // 16)
         required = frozenset((*self._shape.required, *must))
         kept = required | set(may)
         properties = {name: value if name in kept else false for name, value in values.items()}
@@ -119,8 +117,8 @@ class _Case:
     def _closed(self, low: int, high: int | None) -> Iterator[ObjectForm]:
         """`low` of the optional properties are made to be there, all but `high` are made not to."""
         size = len(self._optional) if high is None else min(high, len(self._optional))
-        for may in self._bounded(combinations(self._optional, size)):
-            for must in self._bounded(combinations(may, low)):
+        for may in combinations(self._optional, size):
+            for must in combinations(may, low):
                 yield self._form(must, may)
 
     def _opened(self, low: int, high: int | None) -> Iterator[ObjectForm]:
@@ -135,17 +133,11 @@ class _Case:
             yield self._form((), (), num_open=1)
             return
         for size in range(min(len(self._optional), high if high is not None else len(self._optional)) + 1):
-            for must in self._bounded(combinations(self._optional, size)):
+            for must in combinations(self._optional, size):
                 num_open = max(self._num_open, low - size)
                 most = None if high is None else len(self._shape.required) + high
                 if high is None or size + num_open <= high:
                     yield self._form(must, (), num_open, most)
-
-    def _bounded(self, subsets: Iterator[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-        for count, subset in enumerate(subsets):
-            if count >= self._tools.limits.max_subsets:
-                refuse("", f"the number of properties at {self._shape.where or '#'}", "too many cases")
-            yield subset
 
 
 def _opened(shape: Object, known: frozenset[str], tools: Tools) -> _Open:
@@ -217,7 +209,7 @@ def _pattern(language: Language, known: frozenset[str], where: str, tools: Tools
     plain = automata.plain_form(made, language) if plain is None or plain is made.none else plain
     if plain is None:
         refuse("patternProperties", where, "patterns that share names in so many ways")
-    pattern = written(plain)
-    if len(pattern) > tools.limits.max_pattern:
+    pattern = written(plain, tools.limits.max_pattern)
+    if pattern is None:
         refuse("patternProperties", where, "what it becomes is too long")
     return pattern

@@ -26,6 +26,7 @@ class Object:
     def values(self, names: Iterable[str], tools: Tools) -> dict[str, Formula]:
         """What the properties of these names satisfy."""
         found: dict[str, list[Formula]] = {name: [] for name in names}
+        tools.budget.spend((len(self.rules) + len(found) * sum(rule.only is None for rule, _ in self.rules)) // 4)
         for rule, formula in self.rules:
             if rule.only is not None:
                 for name in rule.only & found.keys():
@@ -58,7 +59,6 @@ def intersection(a: Object, b: Object, tools: Tools) -> Object | None:
 
 def _is_impossible(shape: Object, made_of: tuple[Object, ...], tools: Tools) -> bool:
     """Looks closer at required properties whose values no object had that `shape` is made of."""
-    tools.budget.spend(1 + len(shape.rules) // 8)
     low = max(shape.low, len(shape.required))
     if shape.high is not None and low > shape.high:
         return True

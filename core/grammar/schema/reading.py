@@ -43,6 +43,7 @@ class Reader:
         self._formats = formats
         self.solver = Solver(budget, self.unfold)
         self._unfolded: dict[Formula, list[Formula]] = {}
+        self._known: dict[tuple[object, ...], Formula] = {}  # by key of a location
 
     @property
     def root(self) -> Formula:
@@ -51,12 +52,14 @@ class Reader:
     def formula(self, location: Location) -> Formula:
         """Schemas that only refer to another one are that one."""
         seen = set[tuple[object, ...]]()
-        while isinstance(location.schema, dict) and location.key not in seen:
+        while isinstance(location.schema, dict) and location.key not in seen | self._known.keys():
             if [key for key in location.schema if key in KEYWORDS] != ["$ref"]:
                 break
             seen.add(location.key)
             location = self._document.referred(location, location.schema["$ref"])
-        return self.solver.formulas.schema(location)
+        found = self._known.get(location.key) or self.solver.formulas.schema(location)
+        self._known |= dict.fromkeys(seen, found)
+        return found
 
     def below(self, parent: Location, schema: Any, *path: str) -> Formula:
         return self.formula(self._document.below(parent, schema, *path))

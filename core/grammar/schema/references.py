@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from core.grammar.schema.limits import malformed, refuse
+from core.grammar.schema.places import below, escaped
 
 ROOT = "schema:/"
 """The base of references in a document without an `$id`."""
-
-IN_OBJECTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-IN_PLACE = (
-    "additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
-    "unevaluatedItems", "unevaluatedProperties",
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -68,9 +61,9 @@ class Document:
         return _joined(base, own, pointer, "$id")
 
     def _read(self, root: Any) -> None:
-        left = [(root, "#", ROOT)]
+        left = [("#", root, ROOT)]
         while left:
-            schema, pointer, base = left.pop()
+            pointer, schema, base = left.pop()
             if not isinstance(schema, dict):
                 continue
             inner = self._identified(schema, base, pointer)
@@ -79,7 +72,7 @@ class Document:
                 self._resources.setdefault(base, Resource(base, schema))
             self._pointers[id(schema)] = (pointer, base)
             self._anchored(schema, base)
-            left += [(below, f"{pointer}/{key}", base) for key, below in _below(schema)]
+            left += [("/".join((pointer, *map(escaped, path))), one, base) for path, one in below(schema)]
 
     def _anchored(self, schema: dict[str, Any], base: str) -> None:
         resource = self._resources[base]
@@ -94,7 +87,7 @@ class Document:
 
     def below(self, parent: Location, schema: Any, *path: str) -> Location:
         """The schema at `path` inside `parent`'s."""
-        pointer = "/".join((parent.pointer, *map(_escaped, path)))
+        pointer = "/".join((parent.pointer, *map(escaped, path)))
         base = self._pointers.get(id(schema), ("", parent.base))[1] if isinstance(schema, dict) else parent.base
         return Location(schema, pointer, base, self._entered(parent.scope, base))
 
@@ -141,7 +134,7 @@ class Document:
             step = part.replace("~1", "/").replace("~0", "~")
             if isinstance(schema, dict) and step in schema:
                 schema = schema[step]
-            elif isinstance(schema, list) and step.isascii() and step.isdigit() and int(step) < len(schema):
+            elif isinstance(schema, list) and _is_index(step) and int(step) < len(schema):
                 schema = schema[int(step)]
             else:
                 malformed(keyword, at.pointer, "a reference to a schema that is there")
@@ -150,24 +143,13 @@ class Document:
         return schema
 
 
+def _is_index(step: str) -> bool:
+    return step.isascii() and step.isdecimal() and len(step) < 10  # more digits than any list has items
+
+
 def _joined(base: str, reference: str, pointer: str, keyword: str) -> str:
     try:
         joined = urljoin(base, reference) if not reference.startswith("#") else urldefrag(base)[0] + reference
         return joined.removesuffix("#")
     except ValueError:
         malformed(keyword, pointer, "a URI")
-
-
-def _below(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Schemas that are directly in this one, where keywords put them: what `const` and `enum` hold is none."""
-    for key, value in schema.items():
-        if key in IN_PLACE and isinstance(value, dict):
-            yield key, value
-        elif key in IN_LISTS and isinstance(value, list):
-            yield from ((f"{key}/{at}", one) for at, one in enumerate(value))
-        elif key in IN_OBJECTS and isinstance(value, dict):
-            yield from ((f"{key}/{_escaped(name)}", one) for name, one in value.items())
-
-
-def _escaped(part: str) -> str:
-    return part.replace("~", "~0").replace("/", "~1")

@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
-from core.grammar.schema import characters
-from core.grammar.schema.characters import Ranges
+from core.grammar.regex import characters
+from core.grammar.regex.characters import Ranges
+from core.grammar.regex.nodes import times
 from core.grammar.schema.languages import Language, Op
 
 _META = set("\\^$.|?*+()[]{}/")
 
 
-def written(term: Language) -> str:
-    """As a pattern that a whole text has to match. `term` is plain, and not the empty set."""
-    return f"^(?:{_write(term)})$"
+class _TooLongError(Exception):
+    pass
 
 
-def _write(term: Language) -> str:
-    if term.op is Op.EMPTY:
-        return ""
-    if term.op is Op.CHARS:
-        return _class(term.chars)
-    if term.op is Op.ALT:
+def written(term: Language, max_length: int) -> str | None:
+    """As a pattern that a whole text has to match; None where it would be longer. `term` is plain, and not the empty set."""
+    writer = _Writer(max_length)
+    try:
+        writer.write(term)
+    except _TooLongError:
+        return None
+    return f"^(?:{''.join(writer.parts)})$"
+
+
+class _Writer:
+    """Stops as soon as it is too long: terms share their parts, and written out they may be longer than any memory."""
+
+    def __init__(self, max_length: int):
+        self._left = max_length
+        self.parts: list[str] = []
+
+    def write(self, term: Language) -> None:
+        if term.op is Op.CHARS:
+            self._add(_class(term.chars))
+        elif term.op is Op.ALT:
+            self._alternatives(term)
+        elif term.op is Op.CAT:
+            for part in _in_a_row(term):
+                self._write(part, in_group=part.op is Op.ALT)
+        elif term.op is Op.LOOP:
+            self._write(term.parts[0], in_group=term.parts[0].op is not Op.CHARS)
+            self._add(times(term.low, term.high))
+
+    def _write(self, term: Language, in_group: bool) -> None:
+        self._add("(?:" if in_group else "")
+        self.write(term)
+        self._add(")" if in_group else "")
+
+    def _alternatives(self, term: Language) -> None:
         some = [part for part in term.parts if part.op is not Op.EMPTY]
-        listed = "|".join(_write(part) for part in some)
-        return listed if len(some) == len(term.parts) else f"(?:{listed})?"
-    if term.op is Op.CAT:
-        return "".join(f"(?:{_write(part)})" if part.op is Op.ALT else _write(part) for part in _in_a_row(term))
-    return f"{_atom(term.parts[0])}{_times(term.low, term.high)}"
+        has_empty = len(some) < len(term.parts)
+        self._add("(?:" if has_empty else "")
+        for at, part in enumerate(some):
+            self._add("|" if at else "")
+            self.write(part)
+        self._add(")?" if has_empty else "")
+
+    def _add(self, text: str) -> None:
+        self._left -= len(text)
+        if self._left < 0:
+            raise _TooLongError
+        self.parts.append(text)
 
 
 def _in_a_row(term: Language) -> list[Language]:
@@ -34,18 +70,6 @@ def _in_a_row(term: Language) -> list[Language]:
         parts.append(term.parts[0])
         term = term.parts[1]
     return [*parts, term]
-
-
-def _atom(term: Language) -> str:
-    return _write(term) if term.op is Op.CHARS else f"(?:{_write(term)})"
-
-
-def _times(low: int, high: int | None) -> str:
-    if high is None:
-        return {0: "*", 1: "+"}.get(low, f"{{{low},}}")
-    if (low, high) == (0, 1):
-        return "?"
-    return f"{{{low}}}" if low == high else f"{{{low},{high}}}"
 
 
 def _class(ranges: Ranges) -> str:

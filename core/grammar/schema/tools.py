@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from core.grammar.schema.formulas import Formula, Formulas
 from core.grammar.schema.languages import Languages
-from core.grammar.schema.limits import Budget, Limits
+from core.grammar.schema.limits import Budget, Limits, refuse
+
+Case = TypeVar("Case")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +23,11 @@ class Tools:
     @property
     def limits(self) -> Limits:
         return self.budget.limits
+
+    def bounded(self, cases: Iterable[Case], what: str) -> Iterator[Case]:
+        """`cases`, made one by one: past `max_subsets` of them, none more is. Raises GrammarError that names `what`."""
+        for count, case in enumerate(cases):
+            self.budget.spend()
+            if count >= self.limits.max_subsets:
+                refuse("", what, "too many cases")
+            yield case

@@ -64,6 +64,7 @@ class _Cases:
         self._side = side
         self._formulas = reader.solver.formulas
         self._under_way: set[Formula] = set()
+        self._known: dict[Formula, list[Case]] = {}
 
     def formula(self, formula: Formula, schema: Schema) -> Formula:
         keyword = UNEVALUATED[self._side]
@@ -90,7 +91,9 @@ class _Cases:
     def _of(self, formula: Formula) -> list[Case]:
         if formula.join is not Join.SCHEMA:
             return [Case()]
-        return self._of_schema(formula, is_outermost=False)
+        if formula not in self._known:
+            self._known[formula] = self._of_schema(formula, is_outermost=False)
+        return self._known[formula]
 
     def _of_schema(self, formula: Formula, is_outermost: bool) -> list[Case]:
         if formula in self._under_way:
@@ -119,7 +122,9 @@ class _Cases:
     def _product(self, left: list[Case], right: list[Case]) -> list[Case]:
         if right == [Case()]:
             return left
-        if len(left) * len(right) > self._reader.solver.tools.limits.max_subsets:
+        tools = self._reader.solver.tools
+        tools.budget.spend(len(left) * len(right))
+        if len(left) * len(right) > tools.limits.max_subsets:
             raise GrammarError(f"{self._where} is not supported: too many cases")
         return [Case((*a.formulas, *b.formulas), a.seen | b.seen) for a in left for b in right]
 

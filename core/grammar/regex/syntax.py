@@ -1,66 +1,38 @@
-"""Patterns of ECMA 262 as trees. What is not in them is refused: no guess about what another dialect means by it."""
+"""Regular expressions parsed. Dialects differ in what they know (`core.grammar.regex.dialects`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 from typing import NoReturn
 
-from core.grammar.schema import characters
-from core.grammar.schema.characters import Ranges
+from core.grammar.regex import characters
+from core.grammar.regex.characters import Ranges
+from core.grammar.regex.dialects import Dialect
+from core.grammar.regex.nodes import Ahead, Chars, Choice, Edge, Loop, Node, Sequence
 from core.stages.grammar import GrammarError
 
-
-@dataclass(frozen=True, slots=True)
-class Chars:
-    ranges: Ranges
-
-
-@dataclass(frozen=True, slots=True)
-class Sequence:
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    options: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    body: Node
-    low: int
-    high: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """The start or the end of the text."""
-
-    is_start: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    body: Node
-    negative: bool
-
-
-Node = Chars | Sequence | Choice | Loop | Edge | Ahead
-
-MAX_REPEAT = 4096
+MAX_DEPTH = 150  # levels of brackets: parsing goes down by calls
+_COUNT = re.compile(r"\{([0-9]*)(,?)([0-9]*)\}")
+_HEX = frozenset("0123456789abcdefABCDEF")
 _CONTROL = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
-_CLASSES = {"d": characters.DIGIT, "w": characters.WORD, "s": characters.SPACE}
+_SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_CODE_DIGITS = {"x": 2, "u": 4, "U": 8}
+_OPERATORS = ("[", "&&", "--", "~~", "||")
+_NO_CHARACTER = "half of a surrogate pair is no character"
 
 
-def parse(pattern: str) -> Node:
+def parse(pattern: str, dialect: Dialect) -> Node:
     """Raises GrammarError for what is no pattern, and for what no finite automaton knows."""
-    return _Parser(pattern).whole()
+    return _Parser(pattern, dialect).whole()
 
 
 class _Parser:
-    def __init__(self, pattern: str):
+    def __init__(self, pattern: str, dialect: Dialect):
         self._text = pattern
+        self._dialect = dialect
+        self._sets = {"d": characters.DIGIT, "w": characters.WORD, "s": dialect.space}
         self._at = 0
+        self._depth = 0
 
     def whole(self) -> Node:
         node = self._choice()
@@ -82,42 +54,45 @@ class _Parser:
 
     def _quantified(self) -> Node:
         node = self._atom()
-        low, high = self._times()
-        if (low, high) == (1, 1):
+        times = self._times()
+        if times is None:
             return node
         self._take("?")  # lazy: the same texts match
         if isinstance(node, Edge | Ahead):
             self._wrong("an assertion cannot be repeated")
-        if self._at < len(self._text) and self._text[self._at] in "*+?{":
+        if self._times() is not None:
             self._wrong("there is nothing to repeat")
-        return Loop(node, low, high)
+        return node if times == (1, 1) else Loop(node, *times)
 
-    def _times(self) -> tuple[int, int | None]:
-        for sign, times in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self._take(sign):
-                return times
-        if not self._take("{"):
-            return 1, 1
-        low = self._number()
-        high: int | None = low
-        if self._take(","):
-            high = None if self._text.startswith("}", self._at) else self._number()
-        if not self._take("}"):
+    def _times(self) -> tuple[int, int | None] | None:
+        sign = self._text[self._at : self._at + 1]
+        if sign in _SIGNS:
+            self._at += 1
+            return _SIGNS[sign]
+        return self._count() if sign == "{" else None
+
+    def _count(self) -> tuple[int, int | None] | None:
+        found = _COUNT.match(self._text, self._at)
+        if self._dialect.brace_is_literal and (found is None or not (found[1] or found[3])):
+            return None
+        if found is None or not found[1]:  # {,n} is a count in some notations
             self._wrong("a count must be {n}, {n,} or {n,m}")
+        self._at = found.end()
+        low = self._number(found[1])
+        high = self._number(found[3]) if found[3] else None if found[2] else low
         if high is not None and high < low:
             self._wrong("the numbers of a count are out of order")
         return low, high
 
-    def _number(self) -> int:
-        start = self._at
-        while self._at < len(self._text) and self._text[self._at] in "0123456789":
-            self._at += 1
-        digits = self._text[start : self._at]
-        if not digits or len(digits) > 6 or int(digits) > MAX_REPEAT:
-            self._wrong(f"a count must be a number of at most {MAX_REPEAT}")
+    def _number(self, digits: str) -> int:
+        most = self._dialect.max_repeat
+        if len(digits) > len(str(most)) or int(digits) > most:
+            self._wrong(f"a count must be a number of at most {most}")
         return int(digits)
 
     def _atom(self) -> Node:
+        if self._times() is not None:
+            self._wrong("there is nothing to repeat")
         letter = self._next()
         if letter in "^$":
             return Edge(is_start=letter == "^")
@@ -126,24 +101,35 @@ class _Parser:
         if letter == "[":
             return Chars(self._class())
         if letter == ".":
-            return Chars(characters.complement(characters.LINE_END))
-        if letter == "\\":
-            return Chars(self._escape(in_class=False))
-        if letter in "*+?{":
-            self._wrong("there is nothing to repeat")
-        return Chars(characters.of_text(letter))
+            return Chars(self._dialect.dot)
+        if letter != "\\":
+            return Chars(self._itself(letter))
+        if self._dialect.text_edges and self._text.startswith(("A", "z", "Z"), self._at):
+            return Edge(is_start=self._next() == "A")
+        return Chars(self._escape(in_class=False))
+
+    def _itself(self, letter: str) -> Ranges:
+        if 0xD800 <= ord(letter) < 0xE000:
+            self._wrong(_NO_CHARACTER)
+        return characters.of_text(letter)
 
     def _group(self) -> Node:
         ahead: bool | None = None
         if self._take("?"):
             kind = self._next()
+            if kind == "P" and self._dialect.python_names and self._take("<"):
+                kind = "<"
             if kind == "<" and not self._text.startswith(("=", "!"), self._at):
                 self._name()
-            elif kind in "=!":
+            elif kind in "=!" and self._dialect.looks_ahead:
                 ahead = kind == "!"
             elif kind != ":":
                 self._wrong(f"(?{kind} is not supported")
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            self._wrong(f"more than {MAX_DEPTH} levels of brackets are not supported")
         node = self._choice()
+        self._depth -= 1
         if not self._take(")"):
             self._wrong("a bracket is not closed")
         return node if ahead is None else Ahead(node, ahead)
@@ -156,12 +142,15 @@ class _Parser:
 
     def _class(self) -> Ranges:
         negative, found = self._take("^"), list[tuple[int, int]]()
+        if not negative and not self._dialect.empty_class and self._text.startswith("]", self._at):
+            self._wrong("a class of no characters is not supported")
         while not self._take("]"):
+            if self._dialect.class_operators and self._text.startswith(_OPERATORS, self._at):
+                self._wrong("write \\[ and \\& for these in a class")
             first = self._class_atom()
             if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
                 self._at += 1
-                last = self._class_atom()
-                first = self._range(first, last)
+                first = self._range(first, self._class_atom())
             found += first
         ranges = characters.union(found)
         return characters.complement(ranges) if negative else ranges
@@ -174,24 +163,24 @@ class _Parser:
 
     def _class_atom(self) -> Ranges:
         letter = self._next()
-        return self._escape(in_class=True) if letter == "\\" else characters.of_text(letter)
+        return self._escape(in_class=True) if letter == "\\" else self._itself(letter)
 
     def _escape(self, in_class: bool) -> Ranges:
         letter = self._next()
-        if (lower := letter.lower()) in _CLASSES:
-            return _CLASSES[lower] if letter == lower else characters.complement(_CLASSES[lower])
-        if lower == "p":
+        if (lower := letter.lower()) in self._sets:
+            return self._sets[lower] if letter == lower else characters.complement(self._sets[lower])
+        if lower == "p" and self._dialect.properties:
             return self._property(negative=letter == "P")
-        if letter in _CONTROL and not (letter == "0" and self._text[self._at : self._at + 1].isdigit()):
+        if letter in _CONTROL and not (letter == "0" and self._text[self._at : self._at + 1].isdecimal()):
             return ((_CONTROL[letter], _CONTROL[letter]),)
-        if letter in "xuc":
+        if letter in "xuc" or (letter == "U" and self._dialect.long_escapes):
             point = self._code(letter)
             return ((point, point),)
         if letter == "b" and in_class:
             return ((0x08, 0x08),)
-        if letter.isalnum() or letter == "_":
+        if letter.isascii() and letter.isalnum():
             self._wrong(f"\\{letter} is not supported")
-        return characters.of_text(letter)
+        return self._itself(letter)
 
     def _property(self, negative: bool) -> Ranges:
         end = self._text.find("}", self._at)
@@ -208,22 +197,26 @@ class _Parser:
             if not (letter.isascii() and letter.isalpha()):
                 self._wrong("\\c must be followed by a letter")
             return ord(letter) % 32
-        if kind == "u" and self._take("{"):
+        if (kind == "u" or self._dialect.long_escapes) and self._take("{"):
             end = self._text.find("}", self._at)
             point = self._hexadecimal(max(end, 0) - self._at)
             self._at += 1
         else:
-            point = self._hexadecimal(2 if kind == "x" else 4)
-        if 0xD800 <= point < 0xDC00 and self._text.startswith("\\u", self._at):
-            self._at += 2
-            point = 0x10000 + ((point - 0xD800) << 10) + (self._hexadecimal(4) - 0xDC00)
-        if 0xD800 <= point < 0xE000 or not 0 <= point <= characters.LAST:
+            point = self._hexadecimal(_CODE_DIGITS[kind])
+            if kind == "u" and 0xD800 <= point < 0xDC00 and self._take("\\u"):
+                point = self._pair(point, self._hexadecimal(4))
+        if 0xD800 <= point < 0xE000 or point > characters.LAST:
             self._wrong("an escaped code point is none of a character")
         return point
 
+    def _pair(self, high: int, low: int) -> int:
+        if not 0xDC00 <= low < 0xE000:
+            self._wrong(_NO_CHARACTER)
+        return 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00)
+
     def _hexadecimal(self, count: int) -> int:
-        digits = self._text[self._at : self._at + count] if 0 < count <= 6 else ""
-        if len(digits) != count or not all(letter in "0123456789abcdefABCDEF" for letter in digits):
+        digits = self._text[self._at : self._at + count] if 0 < count <= 8 else ""
+        if len(digits) != count or not _HEX.issuperset(digits):
             self._wrong("an escape is malformed")
         self._at += count
         return int(digits, 16)
