@@ -108,7 +108,7 @@ def for_llguidance(schema: dict[str, Any]) -> dict[str, Any]:
     places than `multipleOf` has. So a number becomes `anyOf` intervals in which nothing is amiss. And it reads numbers of many
     digits as their neighbours: bounds like that are tightened to the next number of 15 digits, constants refused.
     """
-    if any(_is_misread(value) for value in (*schema.get("enum", ()), schema.get("const"))):
+    if _is_misread([schema.get("enum"), schema.get("const")]):
         raise GrammarError("constants with so many digits are not supported")
     if schema.get("type") != "number" or not any(keyword in schema for keyword in (*_BOUNDS, "multipleOf")):
         return schema
