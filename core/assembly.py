@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Container, Sequence
 from functools import partial
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from core.border.step_loop import EngineLoop
     from core.model.spec import ModelSpec
     from core.model.tokenizer import Tokenizer
+
+log = logging.getLogger("nonet.assembly")
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -142,6 +145,7 @@ def build_front(
 
     tokenizer = tokenizer or load_tokenizer(spec.files)
     renderer: Renderer = build(description.part("renderer"), RendererContext(spec, tokenizer))
+    _warn_of_hidden_tools(description, renderer, spec)
     admission: Admission = build(description.part("admission"), AdmissionContext(spec, time.monotonic, num_kv_slots))
     detokenizer: Detokenizer = build(description.part("detokenizer"), DetokenizerContext(tokenizer))
     figures = GrammarFigures()
@@ -162,6 +166,15 @@ def build_front(
         ),
         grammars=grammar_setup(description, settings, plugins, spec, figures),
     )
+
+
+def _warn_of_hidden_tools(description: PipelineDescription, renderer: Renderer, spec: ModelSpec) -> None:
+    """A tool parser beside a template that shows no tools: each request with tools would be refused."""
+    from core.stages.text_renderer import NO_TOOLS, Text
+
+    parser = description.part("tool_parser").provided.component
+    if "tools" in parser.provides and isinstance(renderer, Text) and not renderer.shows_tools:
+        log.warning("tool_parser=%s: %s", parser.name, NO_TOOLS.format(model=spec.name))
 
 
 def _build_tool_parser(description: PipelineDescription, plugins: Plugins, spec: ModelSpec) -> ToolParser:

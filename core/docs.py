@@ -26,6 +26,8 @@ from core.hookspecs import API_VERSION, PROJECT, SINCE
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "hooks.md"
 FIRST_API = "1.0"
 EXAMPLE = "Example::"
+SHARED = ("core.request:GrammarSpec", "core.batch:SampledRow")
+"""Records that contracts of several groups name, shown in full."""
 RECORDS = ("core/request.py", "core/batch.py", "core/outputs.py")
 
 
@@ -85,7 +87,25 @@ def render() -> str:
         parts.append(_code(example(fn)))
         if fn.__name__ in groups:
             parts += _contract(groups[fn.__name__])
+    parts += ["## Records of several contracts", *(_code(source(_found(path), keep_docstring=True)) for path in SHARED)]
+    parts += [
+        "What renderers, detokenizers and processors use of `core.model.tokenizer.Tokenizer`:",
+        _code(_tokenizer()),
+    ]
     return "\n\n".join(parts) + "\n"
+
+
+def _tokenizer() -> str:
+    """Its public methods, without their bodies."""
+    cls = _found("core.model.tokenizer:Tokenizer")
+    node = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(node, ast.ClassDef)
+    shown = [one for one in node.body if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")]
+    for one in shown:
+        text = ast.get_docstring(one)
+        said = [ast.Expr(ast.Constant(text))] if text else []
+        one.body = [*said, ast.Expr(ast.Constant(...))]
+    return "class Tokenizer:\n" + textwrap.indent("\n\n".join(map(ast.unparse, shown)), "    ")
 
 
 def _overview() -> str:

@@ -208,6 +208,10 @@ class GrammarCosts(Collector):
         for code, count in tuple(known.refused.items()):
             refused.add_metric((code,), count)
         yield refused
+        taken = CounterMetricFamily("nonet_grammar_compiled", "grammars by who compiled them", labels=("backend",))
+        for backend, count in tuple(known.taken.items()):
+            taken.add_metric((backend,), count)
+        yield taken
         yield GaugeMetricFamily(
             "nonet_grammar_cache_bytes", "of compiled and refused grammars", value=known.cached_bytes
         )

@@ -21,6 +21,7 @@ from core.components import PluginRecord, Provided
 from core.errors import ConfigError, PluginError, near_matches
 from core.loading.api import LITERAL, check_api
 from core.loading.listing import Listing, list_entry_point, list_plugin
+from core.other_names import unknown_component
 from core.version import nonet_version
 
 ENTRY_POINT_GROUP = "nonet.plugins"
@@ -73,7 +74,7 @@ class Plugins:
         """The component that config selects. Raises PluginError with near matches, and with what failed to load."""
         found = self._provided.get((group, name))
         if found is None:
-            raise PluginError(f"no {group} is called {name!r}{near_matches(name, self.names(group))}{self.failures()}")
+            raise PluginError(f"{unknown_component(group, name, self.names(group))}{self.failures()}")
         return found
 
     def failed(self) -> tuple[PluginRecord, ...]:

@@ -24,6 +24,8 @@ class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "choice", "ebnf", "structural_tag")
 """What a `GrammarSpec` may be. A grammar backend names those that it compiles in `Component.provides`."""
+JSON_KINDS = ("json_schema", "json_object", "structural_tag")
+"""Those that `GrammarSpec.any_whitespace` is about."""
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

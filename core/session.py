@@ -180,6 +180,7 @@ def frontend_context(session: Session, front: Front) -> FrontendContext:
         metrics=front.observers.find(Metrics),
         drain_timeout=session.settings.process.drain_timeout,
         grammar_parsers=tuple(sorted(knowing - {selected})),
+        grammar_parser=selected if selected in knowing else "",
     )
 
 

@@ -84,6 +84,10 @@ class StructuredOutputSettings(BaseModel):
     jump_forward: bool = Field(
         default=True, description="tokens that a grammar forces come without forward passes of their own"
     )
+    any_whitespace: bool = Field(
+        default=True,
+        description="white space between the parts of JSON, in bounds; false: none, whatever a request says",
+    )
     max_bytes: int = Field(
         default=65_536, ge=1, description="of a schema, regular expression or grammar, as it is sent"
     )

@@ -18,6 +18,7 @@ class Kind:
     test_imports: tuple[str, ...] = ()
     std_imports: tuple[str, ...] = ()  # of the test module, from the standard library
     beside: tuple[str, ...] = ()  # what else must be selected for it: overrides
+    is_first: str = ""  # of a chain where the first that can is asked: what stays behind it
 
 
 ASK = """settings = {"port": 0}
@@ -87,7 +88,7 @@ KINDS = {
         Kind(
             "tool_parser",
             "calls are lines that begin with TOOL",
-            ('provides=("tools",)', 'requires=("frontend.tools", "renderer.messages", "renderer.tools")'),
+            ('provides=("tools", "grammar")', 'requires=("frontend.tools", "renderer.messages", "renderer.tools")'),
             (
                 """examples = {'TOOL {"name": "weather", "arguments": {"city": "Oslo"}}': [("weather", {"city": "Oslo"})]}""",
             ),
@@ -108,6 +109,7 @@ KINDS = {
             "grammars",
             "one of several texts",
             ('provides=("choice",)',),
+            is_first="llguidance",
         ),
         Kind(
             "logits_processors",

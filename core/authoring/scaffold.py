@@ -70,6 +70,7 @@ def _words(distribution: str, kind: Kind) -> dict[str, str]:
     chain = kind.group in CHAINS
     suite, _, contract = CONTRACTS[kind.group].suite.partition(":")
     select = f"{kind.group}.{module}={{}}" if chain else f"{kind.group}={module}"
+    select = f"{kind.group}=[{module},{kind.is_first}]" if kind.is_first else select
     major, minor = nonet_version().split(".")[:2]
     return {
         "acme-word": distribution,
@@ -92,7 +93,7 @@ def _words(distribution: str, kind: Kind) -> dict[str, str]:
         "{{selecting}}": ", ".join(f'"{word}"' for word in (*kind.beside, select)),
         "{{shell}}": shlex.join((*kind.beside, select)),
         "{{yaml}}": f"{module}: {{}}" if chain else f"name: {module}",
-        "{{part}}": f'chain("{kind.group}")[-1]' if chain else f'part("{kind.group}")',
+        "{{part}}": f'chain("{kind.group}")[{0 if kind.is_first else -1}]' if chain else f'part("{kind.group}")',
     }
 
 

@@ -22,7 +22,18 @@ from core.model.sources import default_cache_dir, list_models
 from core.plugins import Plugins, load_plugins
 from core.session import inspect_session
 
-NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "fastapi", "uvicorn", "pyzmq", "msgspec", "hydra-core")
+NEEDED = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "fastapi",
+    "uvicorn",
+    "pyzmq",
+    "msgspec",
+    "hydra-core",
+    "llguidance",
+)
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -127,7 +138,7 @@ def _extra(name: str, requirements: Sequence[Requirement]) -> Finding:
     missing = [requirement.name for requirement in own if not _is_installed(requirement.name)]
     if missing:
         return Finding(
-            "info", f"extra {name}", f"no {', '.join(missing)}; pip install {' '.join(missing)} where you want it"
+            "info", f"extra {name}", f"no {', '.join(missing)}; pip install 'nonet[{name}]' where you want it"
         )
     return Finding(
         "ok", f"extra {name}", ", ".join(requirement.name for requirement in own) or "nothing to install here"

@@ -21,13 +21,18 @@ TOOLS = {
     "matrix": "which components work together",
     "faults": "what a failing plugin of each stage does to the other requests",
 }
+HELP = frozenset(("-h", "--help"))
 USAGE = f"usage: plugins [list] [--json] | {' | '.join(f'{tool} …' for tool in TOOLS)}"
 
 
 def run(arguments: Sequence[str]) -> int:
     word, rest = (arguments[0], arguments[1:]) if arguments else ("list", [])
     if word in TOOLS:
-        return int(importlib.import_module(f"core.commands.plugins_{word}").run(rest))
+        tool = importlib.import_module(f"core.commands.plugins_{word}")
+        if not HELP.isdisjoint(rest):
+            print(f"{tool.USAGE}\n{TOOLS[word]}")
+            return 0
+        return int(tool.run(rest))
     if word.startswith("-"):
         word, rest = "list", arguments
     if word != "list":

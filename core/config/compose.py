@@ -25,6 +25,7 @@ from core.config.keys import keys_of, nearest
 from core.config.overrides import KEYS, ROOTS, Changes, changes, is_known, parsed
 from core.config.provenance import OVERRIDE, Provenance, members_of, trace
 from core.errors import ConfigError, PluginError, near_matches
+from core.other_names import unknown_component
 from core.plugins import Plugins
 from core.settings import SECTIONS, ModelSettings, settings_class
 
@@ -138,8 +139,8 @@ def _check_names(composed: ComposedConfig, plugins: Plugins) -> None:
         section = composed.values.get(group)
         for key, name in _names(group, section if isinstance(section, dict) else {}):
             if name not in plugins.names(group):
-                hint = near_matches(name, plugins.names(group)) or "; there is none"
-                raise ConfigError(f"config key {key!r}: no {group} is called {name!r}{hint}{plugins.failures()}", key)
+                said = unknown_component(group, name, plugins.names(group))
+                raise ConfigError(f"config key {key!r}: {said}{plugins.failures()}", key)
 
 
 def _names(group: str, section: Mapping[Any, Any]) -> list[tuple[str, str]]:

@@ -17,7 +17,8 @@ from hydra.errors import HydraException
 
 from core.components import CHAINS, GROUPS
 from core.config.files import FREE_GROUPS, ConfigFiles, one_line
-from core.errors import ConfigError, near_matches
+from core.errors import ConfigError
+from core.other_names import unknown_component
 from core.plugins import Plugins
 from core.settings import SECTIONS
 
@@ -148,5 +149,4 @@ def _presets(override: Override, files: ConfigFiles, plugins: Plugins) -> str | 
 def _check_option(group: str, name: str, files: ConfigFiles, plugins: Plugins) -> None:
     known = files.options(group)
     if name not in known:
-        hint = near_matches(name, known) or "; there is none"
-        raise ConfigError(f"no {group} is called {name!r}{hint}{plugins.failures()}", group)
+        raise ConfigError(f"{unknown_component(group, name, known)}{plugins.failures()}", group)

@@ -185,6 +185,7 @@ class Grammars:
             return self._judged_loss(answer)
         errors = [self._failed(fault.backend, fault.text) for fault in answer.faults]
         if isinstance(answer, Compiled):
+            self._figures.taken[answer.backend] += 1
             return Artifact(answer.backend, answer.artifact)
         if errors:
             raise errors[0]

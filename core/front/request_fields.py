@@ -77,16 +77,14 @@ class RequestFields:
     def _check_backend(self, spec: GrammarSpec, param: str, able: Sequence[str]) -> None:
         name, selected = _printable(spec.backend), self._selected_grammars
         installed = [provided.component.name for provided in self._grammars]
+        running = [one for one, provided in selected.items() if spec.kind in provided.component.provides]
         if spec.backend not in installed:
-            raise RequestError(
-                f"{param}: there is no grammar backend {name!r}{near_matches(name, installed)}",
-                param=param,
-                code="unsupported",
-            )
+            text = f"{param}: there is no grammar backend {name!r}{near_matches(name, installed)}"
+            raise _cannot(text, param, (), running)
         if spec.backend not in selected:
-            raise _cannot(f"{param}: this server does not run grammars={name}", param, [spec.backend])
-        if spec.kind not in selected[spec.backend].component.provides:
-            raise _cannot(f"{param}: grammars={name} compiles no {spec.kind}", param, able)
+            raise _cannot(f"{param}: this server does not run grammars={name}", param, [spec.backend], running)
+        if spec.backend not in running:
+            raise _cannot(f"{param}: grammars={name} compiles no {spec.kind}", param, () if running else able, running)
 
     def check(self, params: SamplingParams) -> None:
         """Raises RequestError naming the field, and what would support it. `check_grammar` is apart."""
@@ -171,9 +169,15 @@ def _unsupported(field: str, by: Provided, options: Sequence[str]) -> RequestErr
     return RequestError(message, param=field, code="unsupported")
 
 
-def _cannot(text: str, param: str, able: Sequence[str]) -> RequestError:
-    hint = f"; serve with {' or '.join(f'+{GRAMMARS}=[{name}]' for name in able)} for it" if able else ""
-    return RequestError(text + hint, param=param, code="unsupported")
+def _cannot(text: str, param: str, able: Sequence[str], running: Sequence[str] = ()) -> RequestError:
+    """`able`: what to serve with. `running`: backends that take the grammar where the request names none."""
+    hints = [f"leave the field out for {' or '.join(f'{GRAMMARS}={name}' for name in running)}"] if running else []
+    hints += [f"serve with {' or '.join(f'+{GRAMMARS}=[{name}]' for name in able)} for it"] if able else []
+    end = " or ".join(hints)
+    if text.endswith("?"):
+        end = end[:1].upper() + end[1:]
+    separator = "" if not end else " " if text.endswith("?") else "; "
+    return RequestError(f"{text}{separator}{end}", param=param, code="unsupported")
 
 
 def _adding(name: str) -> str:

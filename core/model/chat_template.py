@@ -11,6 +11,7 @@ from jinja2.exceptions import SecurityError, TemplateError
 from pydantic import BaseModel, ConfigDict, Field
 
 from core.errors import ModelFileError, RequestError
+from core.model.content_form import content_form
 from core.model.template_budget import Budget, TemplateLimitError
 from core.model.template_sandbox import TemplateEnvironment
 
@@ -94,11 +95,13 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(template)
             names = {value for _, kind, value in environment.lex(template) if kind == "name"}
+            self.content_form = content_form(environment.parse(template))
         except TemplateError as error:
             raise ModelFileError(f"{source}: line {getattr(error, 'lineno', '?')}: {error}") from error
         except (RecursionError, SyntaxError, MemoryError, ValueError) as error:
             raise ModelFileError(f"{source}: does not compile: {type(error).__name__}") from error
         self.uses_tools = "tools" in names
+        self.uses_reasoning_effort = "reasoning_effort" in names
 
     def render(
         self,

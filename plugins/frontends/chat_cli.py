@@ -15,13 +15,13 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.patch_stdout import patch_stdout
 from pydantic import ValidationError
 
-from core.errors import EngineDeadError, NonetError, near_matches
+from core.errors import EngineDeadError, NonetError, RequestError, near_matches
 from core.outputs import RequestOutput
 from core.stages.frontend import FrontendContext, GenerateRequest
 from core.stages.renderer import ChatPrompt
 from plugins.frontends.chat_settings import ChatSettings
 from plugins.frontends.reasoning import printed, reasoning_of, with_shown
-from plugins.frontends.sampling_fields import SamplingFields
+from plugins.frontends.sampling_fields import GrammarFields, SamplingFields
 
 HELP = """/system TEXT      set the system message (empty: none); starts the chat anew
 /set FIELD VALUE  change a sampling field: /set temperature 0.2
@@ -34,7 +34,7 @@ HELP = """/system TEXT      set the system message (empty: none); starts the cha
 
 NOT_SET = (  # two that are refused, and those that a line cannot hold
     *("n", "logprobs", "logits_processors", "logit_bias", "allowed_token_ids", "bad_words", "repetition_detection"),
-    "structured_outputs",
+    *GrammarFields.model_fields,
 )
 SETTABLE = tuple(name for name in SamplingFields.model_fields if name not in NOT_SET)
 CLEARED: dict[str, Any] = {"stop": (), "stop_token_ids": ()}  # what null means where a field cannot be null
@@ -145,6 +145,7 @@ class ChatCli:
             self._fields.params(),
             max_tokens=self._max_tokens(),
             grammar_param=self._fields.grammar_param,
+            grammar_backend_param=self._fields.grammar_backend_param,
             stream=True,
         )
 
@@ -176,6 +177,8 @@ class ChatCli:
             print(f"{field} = {getattr(self._fields, field)}")
         except ValidationError as error:
             print(f"{field}: {error.errors()[0]['msg']}")
+        except RequestError as error:
+            print(error)
 
     def _show(self, _: str) -> None:
         for name in SETTABLE:

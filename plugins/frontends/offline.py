@@ -31,7 +31,7 @@ from core.outputs import RequestOutput
 from core.stages.frontend import MAX_TTL_S, FrontendContext, GenerateRequest
 from core.stages.renderer import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from plugins.frontends.reasoning import ReasoningOfChoice, printed, reasoning_of, with_shown
-from plugins.frontends.sampling_fields import SamplingFields
+from plugins.frontends.sampling_fields import GrammarFields, SamplingFields
 
 
 class Line(SamplingFields):
@@ -103,7 +103,7 @@ class Offline:
     async def _print_one(self) -> None:
         settings = self._settings
         text = sys.stdin.read() if settings.prompt == "-" else settings.prompt
-        line = Line(prompt=text, **_sampling(settings))
+        line = _line({"prompt": text}, settings)
         request = self._request("0", line)
         if settings.n > 1:
             outputs = [output async for output in self._front.generate(request)]
@@ -119,7 +119,7 @@ class Offline:
         print()
 
     async def _answer_file(self, path: Path) -> None:
-        lines = list(_read_lines(path, _sampling(self._settings)))
+        lines = list(_read_lines(path, self._settings))
         self._write("", "a")  # a file that cannot be written is noticed before the work, not after it
         slots = asyncio.Semaphore(self._settings.concurrency)
         bar = tqdm(total=len(lines), desc="requests", file=sys.stderr, disable=None)
@@ -170,6 +170,7 @@ class Offline:
             line.params(),
             max_tokens=line.max_tokens,
             grammar_param=line.grammar_param,
+            grammar_backend_param=line.grammar_backend_param,
             priority=line.priority,
             ttl=line.ttl,
         )
@@ -188,8 +189,15 @@ class Offline:
             raise ConfigError(f"output={path}: {error.strerror or error}") from None
 
 
-def _sampling(settings: Offline.Settings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in SamplingFields.model_fields}
+def _line(values: dict[str, Any], settings: Offline.Settings) -> Line:
+    """Its own values, else the command line's. A grammar of its own, whatever field it comes in, takes the place of that one's.
+
+    Raises ValidationError, RequestError.
+    """
+    grammar_fields = GrammarFields.model_fields.keys()
+    names = SamplingFields.model_fields.keys() - grammar_fields
+    line = Line.model_validate({**{name: getattr(settings, name) for name in names}, **values})
+    return line.with_grammar_of(settings) if grammar_fields.isdisjoint(values) else line
 
 
 def _check_readable(path: Path) -> None:
@@ -201,7 +209,7 @@ def _check_readable(path: Path) -> None:
         raise ConfigError(f"input={path}: may not be read; see its permissions")
 
 
-def _read_lines(path: Path, defaults: dict[str, Any]) -> Iterator[Line | Refused]:
+def _read_lines(path: Path, settings: Offline.Settings) -> Iterator[Line | Refused]:
     """A line that is no request becomes its error message, so that the others are still answered."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -211,10 +219,10 @@ def _read_lines(path: Path, defaults: dict[str, Any]) -> Iterator[Line | Refused
         raise ConfigError(f"input={path}: {error.strerror or error}") from None
     for number, row in enumerate(text.split("\n"), start=1):  # `splitlines` would also split at U+2028 inside a prompt
         if row.strip():
-            yield _read_line(number, row, defaults)
+            yield _read_line(number, row, settings)
 
 
-def _read_line(number: int, row: str, defaults: dict[str, Any]) -> Line | Refused:
+def _read_line(number: int, row: str, settings: Offline.Settings) -> Line | Refused:
     name: str | int = number
     try:
         values = json.loads(row)
@@ -223,10 +231,10 @@ def _read_line(number: int, row: str, defaults: dict[str, Any]) -> Line | Refuse
         given = values.get("id")
         name = number if given is None or not isinstance(given, str | int) else given
         values["id"] = number if given is None else given
-        return Line.model_validate({**defaults, **values})
+        return _line(values, settings)
     except ValidationError as error:
         return Refused(name, f"line {number}: " + "; ".join(_problem(found) for found in error.errors()))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, RequestError) as error:
         return Refused(name, f"line {number}: {error}")
 
 

@@ -9,16 +9,15 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
-    RootModel,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from core.errors import RequestError
 from core.request import RepetitionDetection, SamplingParams
-from plugins.frontends.structured_outputs import Asked, StructuredOutputs, asked_for, wanted_by
+from plugins.frontends.openai_http.parse import validate
+from plugins.frontends.openai_http.response_format import AsksForGrammar, backend_param_of, grammar_of
+from plugins.frontends.structured_outputs import Asked, Backend, GrammarText, StructuredOutputs
 
 
 class Repetition(BaseModel):
@@ -37,37 +36,56 @@ class Repetition(BaseModel):
         return value
 
 
-class GrammarFields(RootModel[dict[str, Any]]):
-    """`structured_outputs` as a client writes it, read once."""
+class GrammarFields(BaseModel):
+    """The fields of `plugins.frontends.openai_http.schema.Structured` that say what a text must be, read once."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    response_format: dict[str, Any] | None = Field(default=None, description="as over HTTP: {type: json_object} …")
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None,
+        description="what the text must be: {json: {type: object}}, {regex: '[0-9]+'}, {choice: [yes, no]} …",
+    )
+    guided_json: dict[str, Any] | str | None = Field(default=None, description="a JSON schema")
+    guided_regex: GrammarText | None = None
+    guided_choice: tuple[GrammarText, ...] | None = Field(default=None, min_length=1)
+    guided_grammar: GrammarText | None = Field(default=None, description="EBNF: root ::= …")
+    guided_decoding_backend: Backend | None = None
     _asked: Asked | None = PrivateAttr(None)
-
-    @property
-    def asked(self) -> Asked | None:
-        return self._asked
+    _backend_param: str = PrivateAttr("")
 
     @model_validator(mode="after")
     def _read(self) -> Self:
-        """Raises ValueError for what names no grammar, or two."""
-        if self._asked is not None:  # pydantic asks again where a made one is handed on
-            return self
-        try:
-            outputs = StructuredOutputs.model_validate(self.root)
-            self._asked = asked_for(wanted_by(outputs), outputs)
-        except RequestError as error:
-            raise ValueError(error.message) from None
-        except ValidationError as error:
-            found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            path = ".".join(map(str, ("structured_outputs", *found["loc"])))
-            raise ValueError(f"{path}: {found['msg']}") from None
+        """Raises RequestError for what names no grammar, or two: pydantic lets it through, and it names the field."""
+        options = None if self.structured_outputs is None else _outputs(self.structured_outputs)
+        written = {name: getattr(self, name) for name in GrammarFields.model_fields}
+        asking = AsksForGrammar(**{**written, "structured_outputs": options})
+        self._asked, self._backend_param = grammar_of(asking), backend_param_of(asking)
         return self
 
+    def with_grammar_of(self, other: GrammarFields) -> Self:
+        """This one, made without a grammar, with that of `other`, which is not read again."""
+        self._asked, self._backend_param = other._asked, other._backend_param
+        return self
 
-class SamplingFields(BaseModel):
+    @property
+    def grammar_param(self) -> str:
+        """Where the grammar came from, for error messages."""
+        return self._asked.param if self._asked is not None else ""
+
+    @property
+    def grammar_backend_param(self) -> str:
+        """And its backend."""
+        return self._backend_param
+
+
+def _outputs(value: dict[str, Any]) -> StructuredOutputs:
+    """Raises RequestError."""
+    return validate(StructuredOutputs, value, prefix="structured_outputs")
+
+
+class SamplingFields(GrammarFields):
     """A client-side subset of `core.request.SamplingParams`, under the same names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     max_tokens: int | None = Field(default=None, ge=1, description="null: what is left of the context")
     min_tokens: int = Field(default=0, ge=0)
     temperature: float = Field(default=1.0, ge=0, le=100)
@@ -88,30 +106,17 @@ class SamplingFields(BaseModel):
     allowed_token_ids: tuple[int, ...] | None = Field(default=None, min_length=1)
     bad_words: tuple[str, ...] = ()
     repetition_detection: Repetition | None = None
-    structured_outputs: GrammarFields | None = Field(
-        default=None,
-        description="what the text must be: {json: {type: object}}, {regex: '[0-9]+'}, {choice: [yes, no]} …",
-    )
     logits_processors: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="what a request sends to logits processors, by name: {dry: {multiplier: 0.8}}"
     )
 
     def params(self) -> SamplingParams:
-        values: dict[str, Any] = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        names = SamplingFields.model_fields.keys() - GrammarFields.model_fields.keys()
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
         values["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
         values.pop("max_tokens")  # admission resolves it from GenerateRequest.max_tokens
         values["extra"] = values.pop("logits_processors")
-        values.pop("structured_outputs")
         values["grammar"] = self._asked.spec if self._asked is not None else None
         if self.repetition_detection is not None:
             values["repetition_detection"] = RepetitionDetection(**self.repetition_detection.model_dump())
         return SamplingParams(**values)
-
-    @property
-    def grammar_param(self) -> str:
-        """Where the grammar came from, for error messages."""
-        return self._asked.param if self._asked is not None else ""
-
-    @property
-    def _asked(self) -> Asked | None:
-        return self.structured_outputs.asked if self.structured_outputs is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -242,7 +243,8 @@ def test_a_grammar_holds_calls(client, front, fields, asked):
     assert front.parser.asked == [asked]
     request = front.requests[-1]
     assert (request.params.grammar.kind, json.loads(request.params.grammar.source)) == ("structural_tag", SOURCE)
-    assert request.grammar_param == "tools"
+    one = {("weather",): "tools[0].function.parameters", ("now",): "tools[1].function.parameters"}
+    assert request.grammar_param == one.get(tuple(asked[0]), "tools")
     assert [tool["function"]["name"] for tool in request.prompt.tools][0] == "weather", "all tools are shown"
     assert all("strict" not in tool["function"] for tool in request.prompt.tools)
     assert choice["finish_reason"] == "tool_calls"
@@ -277,6 +279,25 @@ def test_a_parser_without_grammars_is_no_reason_to_ignore_a_field(client, front,
     assert ask(client).status_code == 200
 
 
+def test_a_parser_that_knows_grammars_and_none_for_these_tools_is_not_named_as_the_remedy(client, server, front):
+    front.parser = NoGrammar()
+    context = FrontendContext(
+        front, PipelineDescription(()), ("fake-model",), grammar_parsers=("harmony",), grammar_parser="mine"
+    )
+    with serving(OpenAIHttp(OpenAIHttp.Settings(port=0), context)) as url:
+        got = httpx.post(url + CHAT, json={"messages": HELLO, "tools": [WEATHER, NOW]})
+    error = got.json()["error"]
+    assert (got.status_code, error["param"]) == (400, "tools[1].function.strict")
+    assert "tool_parser=mine has no grammar for calls of these tools" in error["message"]
+    assert error["message"].endswith("simplify them, or serve with tool_parser=harmony.")
+
+
+def test_the_grammar_of_one_function_is_that_functions(client, front):
+    front.parser = Written()
+    answer(client, tools=[WEATHER, NOW], tool_choice={"type": "function", "function": {"name": "weather"}})
+    assert front.requests[-1].grammar_param == "tools[0].function.parameters"
+
+
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 RESPONSE = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
 
@@ -291,6 +312,11 @@ def test_a_response_format_beside_tools_is_one_call_or_one_answer(client, front)
     assert json.loads(grammar.source) == {**SOURCE, "structures": answers}
     answer(client, response_format={"type": "json_object"})
     assert json.loads(front.requests[-1].params.grammar.source)["structures"][-1]["schema"] == {"type": "object"}
+    closed = {"disable_additional_properties": True}
+    front.parser = Hermes(Hermes.Settings(), None)
+    answer(client, response_format=RESPONSE, structured_outputs=closed)
+    structures = json.loads(front.requests[-1].params.grammar.source)["structures"]
+    assert [one["schema"]["additionalProperties"] for one in structures] == [False, False], "of calls, too"
     answer(client, response_format=RESPONSE, tool_choice="none")
     assert front.requests[-1].params.grammar.kind == "json_schema"
 

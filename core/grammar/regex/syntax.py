@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import NoReturn
+from functools import reduce
+from typing import NoReturn, TypeAlias
 
 from core.grammar.regex import characters
 from core.grammar.regex.characters import Ranges
@@ -17,8 +18,12 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 _CONTROL = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
 _SIGNS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _CODE_DIGITS = {"x": 2, "u": 4, "U": 8}
+_SETS = frozenset("dws")
 _OPERATORS = ("[", "&&", "--", "~~", "||")
 _NO_CHARACTER = "half of a surrogate pair is no character"
+
+_InEach: TypeAlias = tuple[Ranges, ...]
+"""What a class is in each notation of a dialect."""
 
 
 def parse(pattern: str, dialect: Dialect) -> Node:
@@ -26,11 +31,14 @@ def parse(pattern: str, dialect: Dialect) -> Node:
     return _Parser(pattern, dialect).whole()
 
 
+def _agreed(in_each: _InEach) -> Ranges:
+    return reduce(characters.intersection, dict.fromkeys(in_each))
+
+
 class _Parser:
     def __init__(self, pattern: str, dialect: Dialect):
         self._text = pattern
         self._dialect = dialect
-        self._sets = {"d": characters.DIGIT, "w": characters.WORD, "s": dialect.space}
         self._at = 0
         self._depth = 0
 
@@ -73,7 +81,7 @@ class _Parser:
 
     def _count(self) -> tuple[int, int | None] | None:
         found = _COUNT.match(self._text, self._at)
-        if self._dialect.brace_is_literal and (found is None or not (found[1] or found[3])):
+        if self._dialect.brace_is_literal and (found is None or found[0] == "{}"):
             return None
         if found is None or not found[1]:  # {,n} is a count in some notations
             self._wrong("a count must be {n}, {n,} or {n,m}")
@@ -99,14 +107,14 @@ class _Parser:
         if letter == "(":
             return self._group()
         if letter == "[":
-            return Chars(self._class())
+            return Chars(_agreed(self._class()))
         if letter == ".":
             return Chars(self._dialect.dot)
         if letter != "\\":
             return Chars(self._itself(letter))
         if self._dialect.text_edges and self._text.startswith(("A", "z", "Z"), self._at):
             return Edge(is_start=self._next() == "A")
-        return Chars(self._escape(in_class=False))
+        return Chars(_agreed(self._escape(in_class=False)))
 
     def _itself(self, letter: str) -> Ranges:
         if 0xD800 <= ord(letter) < 0xE000:
@@ -140,36 +148,49 @@ class _Parser:
             self._wrong("a group's name is malformed")
         self._at = end + 1
 
-    def _class(self) -> Ranges:
-        negative, found = self._take("^"), list[tuple[int, int]]()
-        if not negative and not self._dialect.empty_class and self._text.startswith("]", self._at):
-            self._wrong("a class of no characters is not supported")
+    def _class(self) -> _InEach:
+        negative, found = self._take("^"), list[_InEach]()
+        if not self._dialect.bracket_ends_class and self._text.startswith("]", self._at):
+            self._wrong("write \\] for the first character of a class")
         while not self._take("]"):
-            if self._dialect.class_operators and self._text.startswith(_OPERATORS, self._at):
-                self._wrong("write \\[ and \\& for these in a class")
+            self._no_operator()
             first = self._class_atom()
             if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
+                self._no_operator()
                 self._at += 1
-                first = self._range(first, self._class_atom())
-            found += first
-        ranges = characters.union(found)
-        return characters.complement(ranges) if negative else ranges
+                first = self._same(self._range(first, self._class_atom()))
+            found.append(first)
+        in_each = [
+            characters.union(span for one in found for span in one[at]) for at in range(self._dialect.num_notations)
+        ]
+        return tuple(map(characters.complement, in_each)) if negative else tuple(in_each)
 
-    def _range(self, first: Ranges, last: Ranges) -> Ranges:
-        ends = [ranges[0][0] for ranges in (first, last) if len(ranges) == 1 and ranges[0][0] == ranges[0][1]]
-        if len(ends) < 2 or ends[0] > ends[1]:
+    def _no_operator(self) -> None:
+        if self._dialect.class_operators and self._text.startswith(_OPERATORS, self._at):
+            self._wrong("write \\[, \\& and \\- for these in a class")
+
+    def _range(self, *ends: _InEach) -> Ranges:
+        points = [one[0][0][0] for one in ends if len(one[0]) == 1 and one[0][0][0] == one[0][0][1]]
+        if len(points) < 2 or points[0] > points[1]:
             self._wrong("a range of a class is out of order")
-        return characters.intersection(((ends[0], ends[1]),), characters.ALL)
+        return characters.intersection(((points[0], points[1]),), characters.ALL)
 
-    def _class_atom(self) -> Ranges:
+    def _class_atom(self) -> _InEach:
         letter = self._next()
-        return self._escape(in_class=True) if letter == "\\" else self._itself(letter)
+        return self._escape(in_class=True) if letter == "\\" else self._same(self._itself(letter))
 
-    def _escape(self, in_class: bool) -> Ranges:
+    def _same(self, ranges: Ranges) -> _InEach:
+        return (ranges,) * self._dialect.num_notations
+
+    def _escape(self, in_class: bool) -> _InEach:
         letter = self._next()
-        if (lower := letter.lower()) in self._sets:
-            return self._sets[lower] if letter == lower else characters.complement(self._sets[lower])
-        if lower == "p" and self._dialect.properties:
+        if (lower := letter.lower()) in _SETS:
+            sets = self._dialect.sets(lower)
+            return sets if letter == lower else tuple(map(characters.complement, sets))
+        return self._same(self._escaped(letter, in_class))
+
+    def _escaped(self, letter: str, in_class: bool) -> Ranges:
+        if letter in "pP" and self._dialect.properties:
             return self._property(negative=letter == "P")
         if letter in _CONTROL and not (letter == "0" and self._text[self._at : self._at + 1].isdecimal()):
             return ((_CONTROL[letter], _CONTROL[letter]),)
@@ -178,6 +199,8 @@ class _Parser:
             return ((point, point),)
         if letter == "b" and in_class:
             return ((0x08, 0x08),)
+        if letter in "<>" and self._dialect.word_edges:
+            self._wrong(f"\\{letter} is an edge of words in some notations; write {letter}")
         if letter.isascii() and letter.isalnum():
             self._wrong(f"\\{letter} is not supported")
         return self._itself(letter)
@@ -203,7 +226,7 @@ class _Parser:
             self._at += 1
         else:
             point = self._hexadecimal(_CODE_DIGITS[kind])
-            if kind == "u" and 0xD800 <= point < 0xDC00 and self._take("\\u"):
+            if kind == "u" and 0xD800 <= point < 0xDC00 and self._dialect.surrogate_pairs and self._take("\\u"):
                 point = self._pair(point, self._hexadecimal(4))
         if 0xD800 <= point < 0xE000 or point > characters.LAST:
             self._wrong("an escaped code point is none of a character")

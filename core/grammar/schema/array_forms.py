@@ -41,7 +41,7 @@ def array_forms(shape: Array, solver: Solver) -> list[ArrayForm]:
     found = []
     for case in shapes:
         found += [case] if case.unique is None else _distinct(case, solver)
-    return [_form(case, solver) for case in found]
+    return [_form(case, solver) for case in found if case.high is None or case.low <= case.high]
 
 
 def _form(shape: Array, solver: Solver) -> ArrayForm:

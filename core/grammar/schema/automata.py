@@ -54,6 +54,27 @@ def is_empty(languages: Languages, term: Language, limits: Limits) -> bool:
     return True
 
 
+def has_length(languages: Languages, term: Language, low: int, high: int | None, limits: Limits) -> bool:
+    """Whether a text of `low` to `high` characters is in it; True also where it would take too long to find out."""
+    points = [ranges[0][0] for ranges in alphabet(languages, term)]
+    states, length, num_seen = {term.uid: term}, 0, 0
+    lengths: dict[frozenset[int], int] = {}  # at which these were the states that texts so long lead to
+    while states and (high is None or length <= high):
+        num_seen += len(states)
+        if num_seen > limits.max_states or (length >= low and any(state.nullable for state in states.values())):
+            return True
+        earlier = lengths.setdefault(frozenset(states), length)
+        if earlier < length:
+            if earlier >= low:
+                return False
+            length += max(low - length, 0) // (length - earlier) * (length - earlier)
+            lengths.clear()
+        following = (languages.derivative(state, point) for state in states.values() for point in points)
+        states = {state.uid: state for state in following if state is not languages.none}
+        length += 1
+    return False
+
+
 def plain_form(languages: Languages, term: Language, max_states: int = MAX_STATES_WRITTEN) -> Language | None:
     """The same language without AND and NOT; None where it is too large."""
     if term.plain:

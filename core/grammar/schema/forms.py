@@ -125,6 +125,8 @@ def _strings(shape: String, tools: Tools, found: _Found) -> None:
         found.values += sorted(shape.only)
         return
     shape = strings.without_holes(shape, tools)
+    if not strings.has_text(shape, tools):
+        return
     schema: dict[str, Any] = {"type": "string"}
     if shape.low:
         schema["minLength"] = shape.low

@@ -153,14 +153,17 @@ def _opened(shape: Object, known: frozenset[str], tools: Tools) -> _Open:
     if everywhere is false or not special:
         return _Open({}, everywhere, everywhere is false)
     by_pattern, others = _partition(special, everywhere, known, shape.where, tools)
-    patterns = {pattern: formula for pattern, formula in by_pattern.items() if formula is not others}
-    return _Open(patterns, others, others is false and all(formula is false for formula in patterns.values()))
+    return _Open(by_pattern, others, others is false and all(formula is false for formula in by_pattern.values()))
 
 
 def _partition(
     special: list[Rule], everywhere: Formula, known: frozenset[str], where: str, tools: Tools
 ) -> tuple[dict[str, Formula], Formula]:
-    """Sets of names that all rules treat alike, as patterns; and what names satisfy that are in none of them."""
+    """Sets of names that all rules treat alike, as patterns; and what names satisfy that are in none of them.
+
+    Names of `known` do not count: a set that has no others is left out, and where all others are in the patterns, names outside
+    satisfy nothing. So a form has a name for each property that it may have beside the listed ones.
+    """
     made, both = tools.languages, tools.formulas.all_of
     sides = [_side(strings.as_language(replace(names, but=names.but - known), tools)) for names, _ in special]
     bases = list(dict.fromkeys(base for base, _ in sides))
@@ -168,15 +171,18 @@ def _partition(
     if overlap and len(bases) > MAX_PATTERNS:
         refuse("patternProperties", where, "so many patterns that share names")
     signs = product((False, True), repeat=len(bases)) if overlap else _one_at_a_time(len(bases))
+    unlisted = made.complement(made.texts(sorted(known)))
     found: dict[Formula, list[Language]] = {}
     for inside in signs:
         holds = dict(zip(bases, inside, strict=True))
         rules = (rule[1] for rule, (base, positive) in zip(special, sides, strict=True) if holds[base] == positive)
         formula = both(everywhere, *rules)
-        part = made.both(*(base if holds[base] else made.complement(base) for base in bases if overlap or holds[base]))
+        with_all = overlap or not any(inside)
+        part = made.both(*(base if holds[base] else made.complement(base) for base in bases if with_all or holds[base]))
+        is_empty = _is_empty(made.both(part, unlisted), tools)
         if not any(inside):
-            others = formula
-        elif not _is_empty(part, tools):
+            others = tools.formulas.false if is_empty else formula
+        elif not is_empty:
             found.setdefault(formula, []).append(part)
     return {
         _pattern(part, known, where, tools): formula

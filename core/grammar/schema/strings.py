@@ -69,6 +69,13 @@ def _is_empty(shape: String, tools: Tools, is_new: bool) -> bool:
     )
 
 
+def has_text(shape: String, tools: Tools) -> bool:
+    """Of a shape without holes; True also where it would take too long to find out."""
+    if shape.language is None or not (shape.low or shape.high is not None):
+        return shape.language is not tools.languages.none
+    return automata.has_length(tools.languages, shape.language, shape.low, shape.high, tools.limits)
+
+
 def complement(shape: String, tools: Tools) -> tuple[String, ...]:
     if shape.only is not None:
         return (String(but=shape.only),)

@@ -13,6 +13,7 @@ from core.request import RepetitionDetection, SamplingParams
 from core.stages.frontend import GenerateRequest
 from core.stages.renderer import Prompt
 from plugins.frontends.openai_http.fields import printable
+from plugins.frontends.openai_http.response_format import backend_param_of
 from plugins.frontends.openai_http.schema import ChatBody, CompletionBody, Sampling
 from plugins.frontends.structured_outputs import Asked
 
@@ -145,13 +146,6 @@ def _with_best_of(params: SamplingParams, body: CompletionBody) -> SamplingParam
     return msgspec.structs.replace(params, n=best, logprobs=params.logprobs or 0)
 
 
-def _backend_param(body: Sampling) -> str:
-    """The field that names the grammar's backend."""
-    newer = body.structured_outputs is not None and body.structured_outputs.backend is not None
-    older = body.guided_decoding_backend is not None and not newer
-    return "guided_decoding_backend" if older else "structured_outputs.backend"
-
-
 def _request(
     body: Sampling,
     prompt: Prompt,
@@ -171,7 +165,7 @@ def _request(
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
         grammar_param=asked.param if asked is not None else "",
-        grammar_backend_param=_backend_param(body),
+        grammar_backend_param=backend_param_of(body),
         stream=bool(body.stream),
         tenant=caller.tenant,
         priority=body.priority or 0,

@@ -76,7 +76,7 @@ def failure_of(error: BaseException, request: str = "?") -> Failure:
     match error:
         case RequestError():
             kind = "invalid_request_error" if error.status < 500 else "server_error"
-            return Failure(error.status, error.message, kind, param=error.param, code=error.code)
+            return Failure(error.status, _with_field(error), kind, param=error.param, code=error.code)
         case OverloadedError():
             return _server_error(503, "overloaded", error.message, error.retry_after)
         case ShuttingDownError():
@@ -94,6 +94,12 @@ def failure_of(error: BaseException, request: str = "?") -> Failure:
             return Failure(error.status_code, error.detail, code=_http_code(error.status_code))
     log.error("request %s: unexpected %s", request, type(error).__name__, exc_info=error)
     return _server_error(500, "internal_error", "Internal server error.")
+
+
+def _with_field(error: RequestError) -> str:
+    """A message that begins with its field has it in quotes, whoever wrote it."""
+    start = f"{error.param}: "
+    return f"`{error.param}`: {error.message.removeprefix(start)}" if error.message.startswith(start) else error.message
 
 
 def _http_code(status: int) -> str:

@@ -38,7 +38,7 @@ REFUSED: Mapping[str, Refused] = {
     "web_search_options": Refused("a frontend plugin with web search"),
     "moderation": Refused("a frontend plugin with moderation"),
     "store": Refused("a frontend plugin that stores completions", (False,)),
-    "reasoning_effort": Refused("a renderer plugin for a reasoning model", ("none",)),
+    "reasoning_effort": Refused("/v1/chat/completions, and a chat template that has it", ("none",)),
     "verbosity": Refused("a renderer plugin for a model with verbosity levels"),
     "prompt_cache_options": Refused("a cache plugin with explicit prompt caching"),
     "chat_template": Refused("the renderer's own setting: a template in a request is never run"),
@@ -52,6 +52,27 @@ REFUSED: Mapping[str, Refused] = {
     "prompt_embeds": Refused("a renderer plugin with prompt embeddings"),
     "kv_transfer_params": Refused("an executor plugin with KV transfer"),
 }
+
+_PROCESSOR = 'send it as `logits_processors`: {"%s": {"%s": …}}'
+ELSEWHERE: Mapping[str, str] = {
+    **{f"xtc_{name}": _PROCESSOR % ("xtc", name) for name in ("probability", "threshold")},
+    **{f"mirostat_{name}": _PROCESSOR % ("mirostat", name) for name in ("tau", "eta")},
+    "mirostat": _PROCESSOR % ("mirostat", "tau"),
+    **dict.fromkeys(("typical_p", "typical", "typ_p"), _PROCESSOR % ("typical", "mass")),
+    **{
+        f"dry_{name}": _PROCESSOR % ("dry", name)
+        for name in ("multiplier", "base", "allowed_length", "sequence_breakers")
+    },
+    "dry_penalty_last_n": _PROCESSOR % ("dry", "last_n"),
+    "vllm_xargs": "what a plugin reads is sent as `logits_processors`, by its name",
+    "ebnf": 'send it as `guided_grammar`, or `structured_outputs`: {"grammar": …}',
+    "grammar": 'send it as `guided_grammar`, or `structured_outputs`: {"grammar": …}',
+    "regex": 'send it as `guided_regex`, or `structured_outputs`: {"regex": …}',
+    "json_schema": "send it as `guided_json`, or in `response_format`",
+    "structural_tag": 'send it as `structured_outputs`: {"structural_tag": …}, or `response_format`',
+    "best_of": "/v1/completions has it; a chat draws `n` choices and tells them all",
+}
+"""Fields of vLLM, SGLang, llama.cpp and the other endpoint -> how the same is asked for here."""
 
 
 def is_harmless(value: Any, harmless: Iterable[Any]) -> bool:
@@ -81,5 +102,7 @@ def printable(text: str) -> str:
 
 def _unknown(name: str, known: Iterable[str]) -> RequestError:
     word = printable(name)
+    if name in ELSEWHERE:
+        return RequestError(f"Unknown field `{name}`: {ELSEWHERE[name]}.", param=name, code="unknown_field")
     message = f"Unknown field `{word}`{near_matches(word, known)}"
     return RequestError(message, param=word, code="unknown_field")

@@ -13,7 +13,7 @@ from plugins.frontends.openai_http.messages import chat_prompt, prompts
 from plugins.frontends.openai_http.response_format import grammar_of
 from plugins.frontends.openai_http.schema import CompletionBody
 from plugins.frontends.openai_http.service import Service, includes_usage
-from plugins.frontends.openai_http.tools import calls_of, grammar_beside_calls, tool_use
+from plugins.frontends.openai_http.tools import GrammarParsers, calls_of, grammar_beside_calls, tool_use
 from plugins.frontends.reasoning import reasoning_of, with_shown
 
 
@@ -28,7 +28,8 @@ class Generation:
         prompt = chat_prompt(body, body.messages, service.settings.bounds)
         parser = service.front.tool_parser
         calls = calls_of(parser, prompt.tools or (), body.n or 1)
-        asked = grammar_beside_calls(tool_use(body), parser, grammar_of(body), service.context.grammar_parsers)
+        known = GrammarParsers(service.context.grammar_parser, service.context.grammar_parsers)
+        asked = grammar_beside_calls(tool_use(body), parser, grammar_of(body), known)
         generate = chat_request(body, prompt, service.caller(request, "chatcmpl"), service.defaults, asked)
         markers = (*service.front.reasoning_parser.special_tokens, *(parser.special_tokens if calls else ()))
         generate = with_shown(generate, service.tokenizer, markers)

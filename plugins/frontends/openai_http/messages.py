@@ -107,7 +107,7 @@ def chat_prompt(body: Templated, messages: Sequence[Mapping[str, Any]], bounds: 
         message = "`continue_final_message` needs an assistant message at the end."
         raise RequestError(message, param="continue_final_message")
     prompt = (not continued) if body.add_generation_prompt is None else body.add_generation_prompt
-    kwargs = template_kwargs(body.chat_template_kwargs or {})
+    kwargs = _with_effort(template_kwargs(body.chat_template_kwargs or {}), body.reasoning_effort)
     return ChatPrompt(checked, prompt, continued, kwargs, tools=tools_of(body) or None)
 
 
@@ -117,6 +117,16 @@ def template_kwargs(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
             message = f"`{printable(name)}` is reserved and cannot be set by a request."
             raise RequestError(message, param=f"chat_template_kwargs.{printable(name)}")
     return kwargs
+
+
+def _with_effort(kwargs: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
+    """`reasoning_effort` is a variable of the chat template, as in vLLM."""
+    if effort is None:
+        return kwargs
+    if kwargs.get("reasoning_effort", effort) != effort:
+        message = "`reasoning_effort` and `chat_template_kwargs.reasoning_effort` contradict each other; send one."
+        raise RequestError(message, param="reasoning_effort")
+    return {**kwargs, "reasoning_effort": effort}
 
 
 def prompts(value: Any, bounds: Bounds, add_special_tokens: bool = True) -> list[Prompt]:

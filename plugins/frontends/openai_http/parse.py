@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from core.errors import RequestError
+from core.errors import RequestError, near_matches
 from plugins.frontends.openai_http import strict_json
 from plugins.frontends.openai_http.fields import check_fields, printable
+from plugins.frontends.openai_http.near_fields import fields_at
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -54,6 +55,9 @@ def validate(kind: type[Checked] | TypeAdapter[Checked], value: Any, prefix: str
     except ValidationError as error:
         first = _first_error(error)
         param = _path(prefix, first["loc"])
+        if first["type"] == "extra_forbidden":
+            hint = near_matches(printable(str(first["loc"][-1])), fields_at(kind, first["loc"][:-1]))
+            raise RequestError(f"Unknown field `{param}`{hint}", param=param, code="unknown_field") from None
         message = first["msg"].removeprefix("Value error, ")
         raise RequestError(f"`{param}`: {message}", param=param, code=_code(first["type"])) from None
 
@@ -79,6 +83,4 @@ def _path(prefix: str, location: Sequence[int | str]) -> str:
 def _code(kind: str) -> str:
     if kind == "missing":
         return "missing_field"
-    if kind == "extra_forbidden":
-        return "unknown_field"
     return "invalid_type" if kind.endswith("_type") else "invalid_value"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
@@ -18,7 +20,7 @@ from plugins.frontends.structured_outputs import (
 )
 
 if TYPE_CHECKING:
-    from plugins.frontends.openai_http.schema import Sampling
+    from plugins.frontends.openai_http.schema import Structured
 
 _GUIDED = {
     "guided_json": "json_schema",
@@ -73,7 +75,20 @@ _BY_TYPE: list[dict[str, Any]] = [
 ResponseFormat = Annotated[dict[str, Any], WithJsonSchema({"anyOf": _BY_TYPE})]
 
 
-def grammar_of(body: Sampling) -> Asked | None:
+@dataclass(frozen=True, slots=True)
+class AsksForGrammar:
+    """The fields of `schema.Structured` where there is no such body."""
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: Sequence[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+
+
+def grammar_of(body: Structured | AsksForGrammar) -> Asked | None:
     """What the answer must be. Raises RequestError, also where two fields ask for something."""
     options = body.structured_outputs or StructuredOutputs()
     wanted = [*_by_format(body.response_format), *wanted_by(options)]
@@ -85,6 +100,13 @@ def grammar_of(body: Sampling) -> Asked | None:
         message = "`guided_decoding_backend` needs a grammar: `guided_json`, `response_format` or another."
         raise RequestError(message, param="guided_decoding_backend")
     return asked_for(wanted, options, body.guided_decoding_backend)
+
+
+def backend_param_of(body: Structured | AsksForGrammar) -> str:
+    """The field that names the grammar's backend."""
+    newer = body.structured_outputs is not None and body.structured_outputs.backend is not None
+    older = body.guided_decoding_backend is not None and not newer
+    return "guided_decoding_backend" if older else "structured_outputs.backend"
 
 
 def _by_format(value: dict[str, Any] | None) -> list[Wanted]:

@@ -180,6 +180,9 @@ class Templated(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[Annotated[str, Field(max_length=64)], Any], Field(max_length=32)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = (
+        None  # a template's variable
+    )
     tools: list[Tool] | None = None
 
 

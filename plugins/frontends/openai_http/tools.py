@@ -10,14 +10,16 @@ from typing import Any
 
 import msgspec
 
-from core.errors import RequestError
+from core.errors import RequestError, printable
 from core.grammar.schema.foreign_types import with_json_types
+from core.grammar.schema.wellformed import check_form
 from core.request import GrammarSpec
 from core.stages.frontend import FrontToolParser
+from core.stages.grammar import GrammarError
 from core.stages.tool_parser import AUTO, REQUIRED, ToolCallDelta, ToolParser, ToolStream
 from plugins.frontends.openai_http.schema import ChatBody, Templated
 from plugins.frontends.openai_http.tool_choice import tool_choice
-from plugins.frontends.structured_outputs import Asked, compact
+from plugins.frontends.structured_outputs import Asked, closed_schema, compact
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class ToolUse:
     must_call: bool = False
     parallel: bool = True
     held_by: str = ""  # the field that only a grammar can honour; "": none does
+    grammar_param: str = "tools"  # where that grammar comes from
 
     @property
     def shown(self) -> list[dict[str, Any]]:
@@ -36,8 +39,16 @@ class ToolUse:
         return [_without_strict(tool) for tool in self.tools]
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarParsers:
+    """Names of tool parsers that know grammars, for messages."""
+
+    selected: str = ""  # "": the selected one knows none
+    others: Sequence[str] = ()
+
+
 def tool_use(body: Templated) -> ToolUse:
-    """Raises RequestError.
+    """Raises RequestError, also for parameters that are no JSON schema, which no model could be shown in earnest.
 
     With `tool_choice: none` there are no tools: the model does not see them, and its text is content.
     """
@@ -48,6 +59,7 @@ def tool_use(body: Templated) -> ToolUse:
         if tool.function.name in names:
             raise RequestError(f"Two tools have the name `{tool.function.name}`.", param=f"{param}.name")
         names[tool.function.name] = param
+        _check_parameters(tool.function.parameters, f"{param}.parameters")
     known = [tool.model_dump(exclude_none=True) for tool in tools]
     if not isinstance(body, ChatBody):
         return ToolUse(known, known)
@@ -59,7 +71,8 @@ def tool_use(body: Templated) -> ToolUse:
     strict = [names[tool.function.name] for tool in tools if tool.function.strict and tool.function.name in named]
     held_by = choice.held_by or (f"{strict[0]}.strict" if strict else "" if parallel else "parallel_tool_calls")
     callable_ = [tool for tool in known if tool["function"]["name"] in named]
-    return ToolUse(known, callable_, choice.must_call, parallel, held_by)
+    param = f"{names[callable_[0]['function']['name']]}.parameters" if len(callable_) == 1 else "tools"
+    return ToolUse(known, callable_, choice.must_call, parallel, held_by, param)
 
 
 def tools_of(body: Templated) -> list[dict[str, Any]]:
@@ -67,27 +80,39 @@ def tools_of(body: Templated) -> list[dict[str, Any]]:
     return tool_use(body).shown
 
 
-def grammar_of_calls(use: ToolUse, parser: ToolParser, others: Sequence[str]) -> Asked | None:
-    """What holds the calls to their schemas; None where nothing asks for that. Raises RequestError.
+def _check_parameters(parameters: Mapping[str, Any] | None, param: str) -> None:
+    """Not what a grammar can hold calls to: a model may be shown more than that."""
+    if not parameters:
+        return
+    schema = with_json_types(parameters)
+    try:
+        check_form(schema)
+    except GrammarError as error:
+        raise RequestError(f"`{param}`: {error}", param=param, code="invalid_schema") from None
+    kinds = schema.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        message = f"`{param}`: a call's arguments are an object, and `type` is {printable(str(kinds))!r}."
+        raise RequestError(message, param=param, code="invalid_schema")
 
-    `others`: names of tool parsers that know grammars, for messages.
-    """
+
+def grammar_of_calls(use: ToolUse, parser: ToolParser, known: GrammarParsers) -> Asked | None:
+    """What holds the calls to their schemas; None where nothing asks for that. Raises RequestError."""
     if not use.held_by:
         return None
     choice = REQUIRED if use.must_call else AUTO
     spec = parser.grammar(_with_json_types(use.callable), choice, use.parallel)
-    return Asked(_known(spec, use.held_by, others), "tools")
+    return Asked(_known(spec, use.held_by, known), use.grammar_param)
 
 
 def grammar_beside_calls(
-    use: ToolUse, parser: ToolParser, asked: Asked | None, others: Sequence[str] = ()
+    use: ToolUse, parser: ToolParser, asked: Asked | None, known: GrammarParsers = GrammarParsers()
 ) -> Asked | None:
     """The answer's grammar: of calls, of text, or of both, where the model may do either: one call, or one text.
 
     Raises RequestError for what cannot be had together.
     """
     if asked is None or not use.tools:
-        return grammar_of_calls(use, parser, others) if asked is None else asked
+        return grammar_of_calls(use, parser, known) if asked is None else asked
     if use.must_call:
         message = f"`{asked.param}` and a `tool_choice` that makes the model call a tool exclude each other."
         raise RequestError(message, param=asked.param)
@@ -95,7 +120,8 @@ def grammar_beside_calls(
     if spec.kind not in ("json_schema", "json_object"):
         message = f"`{asked.param}` and `tools` go together for JSON alone; for this grammar send `tool_choice: none`."
         raise RequestError(message, param=asked.param)
-    call = _known(parser.grammar(_with_json_types(use.callable), REQUIRED, False), asked.param, others)
+    callable_ = _with_json_types(use.callable, closed=asked.closed)
+    call = _known(parser.grammar(callable_, REQUIRED, False), asked.param, known)
     if call.kind != "structural_tag" or call.after:
         message = f"`{asked.param}` and `tools` do not go together in the format of this server's tool parser."
         raise RequestError(message, param=asked.param, code="unsupported")
@@ -106,23 +132,32 @@ def grammar_beside_calls(
     return Asked(both, asked.param)
 
 
-def _known(spec: GrammarSpec | None, param: str, others: Sequence[str]) -> GrammarSpec:
+def _known(spec: GrammarSpec | None, param: str, known: GrammarParsers) -> GrammarSpec:
     """`param`: the field that needs it."""
-    if spec is None:
-        hint = " or ".join(f"tool_parser={name}" for name in others)
+    if spec is not None:
+        return spec
+    hint = " or ".join(f"tool_parser={name}" for name in known.others)
+    if known.selected:
+        message = (
+            f"`{param}`: tool_parser={known.selected} has no grammar for calls of these tools, whose parameters say more than "
+            f"its format's grammar can hold them to; simplify them{f', or serve with {hint}' if hint else ''}."
+        )
+    else:
         message = f"`{param}` needs a tool parser that can say in a grammar how calls of these tools are written"
-        raise RequestError(message + (f"; serve with {hint}." if hint else "."), param=param, code="unsupported")
-    return spec
+        message += f"; serve with {hint}." if hint else "."
+    raise RequestError(message, param=param, code="unsupported")
 
 
-def _with_json_types(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _with_json_types(tools: Sequence[Mapping[str, Any]], *, closed: bool = False) -> list[dict[str, Any]]:
     """Lists of tools are full of types that JSON Schema does not have: `dict`, `float`."""
-    return [{**tool, "function": _with_json_parameters(tool["function"])} for tool in tools]
+    return [{**tool, "function": _with_json_parameters(tool["function"], closed)} for tool in tools]
 
 
-def _with_json_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    known = {"parameters": with_json_types(function["parameters"])} if "parameters" in function else {}
-    return {**function, **known}
+def _with_json_parameters(function: Mapping[str, Any], closed: bool) -> dict[str, Any]:
+    if "parameters" not in function:
+        return dict(function)
+    parameters = with_json_types(function["parameters"])
+    return {**function, "parameters": closed_schema(parameters) if closed else parameters}
 
 
 def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
