@@ -1,9 +1,9 @@
 """Regular expressions, as far as ECMAScript's, Python's and Rust's agree on them, to rules.
 
 `\\d`, `\\w` and `\\s` are ASCII's; `\\D`, `\\W`, `\\S` and classes hold the characters that are in them in all three, with
-ASCII's sets and with Unicode's; a dot is any character but ECMAScript's line ends; characters are Unicode's code points. What is no
-regular language (back references), looks around, or is a flag, is refused by name, and so is what one of the three reads as
-something else.
+ASCII's sets and with Unicode's; a dot is any character but ECMAScript's line ends; characters are Unicode's code points. What
+is no regular language (back references), looks around, or is a flag, is refused by name, and so is what one of the three reads
+as something else.
 """
 
 from __future__ import annotations

@@ -358,7 +358,7 @@ def test_random_rules_against_a_slow_reading(backend):
 
 def random_pattern(rng: random.Random, depth: int) -> str:
     if depth == 0 or rng.random() < 0.25:
-        return rng.choice(["a", "b", "🔥", "[ab]", "[^a]", ".", "ab", "\\n", "[^\\n🔥]"])
+        return rng.choice(["a", "b", "🔥", "[ab]", "[^a]", ".", "ab", "\\W", "[^\\s\\d]", "\\n", "[^\\n🔥]"])
     kind = rng.random()
     inner = [random_pattern(rng, depth - 1) for _ in range(rng.randint(1, 3))]
     if kind < 0.4:

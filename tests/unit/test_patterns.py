@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+import warnings
 from contextlib import suppress
 from functools import partial
-from itertools import product
+from itertools import chain, product
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.grammar.regex import characters
+from core.grammar.regex import COMMON, ECMA, characters, nodes, parse
 from core.grammar.schema import automata
 from core.grammar.schema.ecma import language
 from core.grammar.schema.formats import FORMATS
@@ -20,7 +23,7 @@ from core.grammar.schema.limits import Budget, Limits
 from core.grammar.schema.regex_text import written
 from core.stages.grammar import GrammarError
 from plugins.grammars.regex import parse_regex
-from plugins.grammars.rules import matches
+from plugins.grammars.rules import Alt, Chars, Expr, Repeat, Seq, Text, matches
 
 WORDS = ["".join(letters) for length in range(5) for letters in product("ab1", repeat=length)]
 SAME_IN_PYTHON = [
@@ -102,10 +105,17 @@ PIECES = ["a", "{", "}", "1", ",", "٣", "²", "(", ")", "?", "<n>", "P<n>", "["
 @pytest.mark.parametrize(
     ("pattern", "good", "bad"),
     [
-        (r"a{٣}|a{,}|{x}", ["a{٣}", "a{,}", "{x}"], ["aaa", "a", "x"]),
-        (r"\A\x{61}\U0001f600\ud83d\ude00\z", ["a😀😀"], ["a"]),
-        (r"(?P<n>\s)(?<m>.)", [" a", "\t\r", "\x0b\u2028"], ["\u00a0a", " \n"]),
-        (r"[^]", ["a", "\n"], ["", "ab"]),
+        (r"a{٣}|a{}|{x}", ["a{٣}", "a{}", "{x}"], ["aaa", "a", "x"]),
+        (r"\A\x{61}\U0001f600\z", ["a😀"], ["a"]),
+        (r"(?P<n>\s)(?<m>.)", [" a", "\t\x85"], ["\u00a0a", " \n", " \r", "\x0b\u2028"]),
+        (r"[^\]a]", ["b", "[", "\n"], ["", "]", "a", "/a]"]),
+        (r"\W", ["-", " ", "\u2028", "€"], ["圾", "é", "a", "_", "٥", "²", "\u0301", "\u203f", "\u0378"]),
+        (r"\D", ["a", "圾", "²"], ["5", "٥"]),
+        (r"\S", ["a", "\u200b"], [" ", "\x1c", "\x85", "\u00a0", "\ufeff"]),
+        (r"[^\d\s]", ["a"], ["5", "٥", "\x1c", "\ufeff"]),
+        (r"[^\W_]", ["a", "5"], ["é", "_", "-"]),
+        (r"[\s\S]", ["a", "\n", "\ufeff", "\x1c", "\U0010ffff"], [""]),
+        (r"[^\s\S]|[^\w\W]", [], ["a", "\ufeff"]),
         (r"\é\_\/", ["é_/"], ["\\é_/"]),
     ],
 )
@@ -117,12 +127,120 @@ def test_a_grammar_of_its_own_means_what_all_dialects_do(pattern: str, good: lis
 
 @pytest.mark.parametrize(
     "pattern",
-    ["a{,3}", "(?=a)b", "(?i)a", r"\p{L}", "[]", "[[a]", "[a&&b]", "[a--b]", r"\bword", r"(a)\1", r"\u{d83d}\ude00",
+    ["a{,}", "[^]a]", "[]a]", "[^]", "[+--]", r"\<a", r"\ud83d\ude00", "a{,3}", "(?=a)b",
+     "(?i)a", r"\p{L}", "[]", "[[a]", "[a&&b]", "[a--b]", r"\bword", r"(a)\1", r"\u{d83d}\ude00",
      r"\ud83d\udczz", r"\ud800\u0041", "a^b", "(^a)*", "a{100001}"],
 )  # fmt: skip
 def test_what_dialects_do_not_agree_on_is_refused(pattern: str) -> None:
     with pytest.raises(GrammarError, match="^regular expression: "):
         parse_regex(pattern)
+
+
+CLASSES = [r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", "."]
+IN_CLASSES = [
+    r"\d",
+    r"\D",
+    r"\w",
+    r"\W",
+    r"\s",
+    r"\S",
+    "]",
+    r"\]",
+    "[",
+    "^",
+    "-",
+    "a",
+    "c",
+    "é",
+    "圾",
+    "&&",
+    "+",
+    r"\x85",
+    ".",
+    "b",
+]
+
+
+def drawn(expr: Expr, rng: Random) -> str | None:
+    """A text of `expr`; None where there is none, or the one drawn is long."""
+    match expr:
+        case Text(text):
+            return text
+        case Chars(ranges):
+            first, last = rng.choice(ranges) if ranges else (0, -1)
+            return chr(rng.choice((first, last, rng.randint(first, last)))) if ranges else None
+        case Alt(options):
+            return drawn(rng.choice(options), rng)
+        case Repeat(part, least, most):
+            parts: tuple[Expr, ...] = (part,) * rng.randint(least, least + 2 if most is None else min(most, least + 2))
+        case Seq(parts):
+            pass
+        case _:
+            raise TypeError(f"{expr} is no regular expression by itself")
+    texts = [drawn(part, rng) for part in parts] if len(parts) < 100 else [None]
+    return None if None in texts else "".join(text for text in texts if text is not None)
+
+
+def in_python(pattern: str) -> list[re.Pattern[str]]:
+    """With Unicode's sets, and with ASCII's; none where it is no pattern of Python's."""
+    with warnings.catch_warnings(), suppress(re.error, OverflowError):
+        warnings.simplefilter("ignore")  # of what might mean something else in a later Python
+        return [re.compile(pattern), re.compile(pattern, re.ASCII)]
+    return []
+
+
+def in_ecma(pattern: str) -> tuple[Languages, Language] | None:
+    languages = Languages(Budget(Limits()))
+    with suppress(GrammarError):
+        return languages, language(languages, f"^(?:{pattern})$")
+    return None
+
+
+def check_what_is_drawn(pattern: str, seed: int = 0, tries: int = 8) -> int:
+    """How many texts were compared."""
+    try:
+        expr = parse_regex(pattern)
+    except GrammarError:
+        return 0
+    rng, num_compared, ecma = Random(seed), 0, in_ecma(pattern)
+    for text in (drawn(expr, rng) for _ in range(tries)):
+        if text is not None:
+            num_compared += 1
+            assert all(one.fullmatch(text) for one in in_python(pattern)), f"{pattern!r} gives {text!r}: not in Python"
+            if ecma is not None:
+                assert ecma[0].matches(ecma[1], text), f"{pattern!r} gives {text!r}: not in ECMAScript"
+    return num_compared
+
+
+@pytest.mark.parametrize(
+    "pattern", [*CLASSES, *(f"[^{one}]" for one in CLASSES), r"[\d\W]", r"[^\d\s]", r"[\s\S]", r"[^\W\d_]"]
+)
+def test_every_character_of_a_class_is_in_it_in_each_dialect(pattern: str) -> None:
+    node = parse(pattern, COMMON)
+    assert isinstance(node, nodes.Chars) and node.ranges
+    text = "".join(map(chr, chain.from_iterable(range(first, last + 1) for first, last in node.ranges)))
+    for one in in_python(f"{pattern}*"):
+        assert one.fullmatch(text)
+    of_ecma = parse(pattern, ECMA)
+    assert isinstance(of_ecma, nodes.Chars)
+    assert characters.intersection(node.ranges, of_ecma.ranges) == node.ranges
+
+
+@given(st.lists(st.sampled_from(IN_CLASSES), min_size=1, max_size=5), st.booleans(), st.integers(0, 99))
+@settings(max_examples=300, deadline=None)
+def test_what_a_class_gives_is_in_it_in_each_dialect(pieces: list[str], negative: bool, seed: int) -> None:
+    check_what_is_drawn(f"x[{'^' if negative else ''}{''.join(pieces)}]{{1,3}}", seed)
+
+
+@given(st.lists(st.sampled_from([*PIECES, *CLASSES, "[^", "b]", "(?:", ")*"]), max_size=10), st.integers(0, 99))
+@settings(max_examples=400, deadline=None)
+def test_what_a_pattern_gives_is_in_it_in_each_dialect(pieces: list[str], seed: int) -> None:
+    check_what_is_drawn("".join(pieces), seed)
+
+
+def test_texts_are_compared() -> None:
+    for pattern in (r"(?:\W|[^\d\s])+x{2,}", r".{3}|\S?"):
+        assert check_what_is_drawn(pattern, tries=50) == 50
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12))
@@ -167,11 +285,32 @@ def test_emptiness(languages: Languages) -> None:
     assert not automata.is_empty(languages, large, Limits(max_states=50))  # not known, so not said
 
 
+@pytest.mark.parametrize(
+    ("pattern", "low", "high", "expected"),
+    [
+        ("^abc$", 0, 2, False), ("^abc$", 3, 3, True), ("^a{3}$", 4, None, False), ("^(aa)*$", 3, 3, False),
+        ("^(aa)*$", 3, 4, True), ("^(aaa)*$", 100_000, 100_001, False), ("^(aaa)*$", 100_000, 100_002, True),
+        ("^(aa)*b$", 1001, 1001, True), ("^(aa)*b$", 1000, 1000, False), ("a", 10**9, None, True), ("^(?!a).?$", 2, 9, False),
+        ("^((aa)*|(aaa)*b)$", 15, 15, False), ("^((aa)*|(aaa)*b)$", 19, 19, True), ("^$", 1, None, False),
+    ],
+)  # fmt: skip
+def test_lengths(languages: Languages, pattern: str, low: int, high: int | None, expected: bool) -> None:
+    assert automata.has_length(languages, language(languages, pattern), low, high, Limits()) == expected
+
+
+def test_lengths_that_take_too_long_are_not_ruled_out(languages: Languages) -> None:
+    term = language(languages, "^(a|b)*a(a|b){14}$")
+    assert automata.has_length(languages, term, 3, 4, Limits(max_states=4))
+
+
 def test_sets_of_characters() -> None:
     assert characters.complement(characters.complement(characters.SPACE)) == characters.SPACE
     assert characters.intersection(characters.WORD, characters.complement(characters.DIGIT))[0] == (0x41, 0x5A)
     assert not characters.contains(characters.ALL, 0xD800)
     assert characters.of_property("Script=Greek") is None
+    for name in ("Nd", "Cn", "Co", "Lo"):
+        every = [point for point in range(characters.LAST + 1) if unicodedata.category(chr(point)) == name]
+        assert characters.of_categories(name) == characters.union((point, point) for point in every)
 
 
 @pytest.mark.parametrize(
