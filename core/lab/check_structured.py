@@ -28,6 +28,9 @@ MAX_GRAMMAR_RATIO = 1.05  # of the time per token of 8 streams, over that withou
 COST_ROUNDS: Mapping[Size, tuple[int, int]] = {"quick": (2, 24), "full": (7, 96)}  # rounds, tokens of a stream
 NUM_ROUNDS: Mapping[Size, int] = {"quick": 2, "full": 30}
 NUM_HOSTILE: Mapping[Size, int | None] = {"quick": 100, "full": None}
+NUM_PROMPTS: Mapping[Size, int] = {"quick": 20, "full": 300}
+MAX_CUT = 0.05  # of the answers, by `max_tokens`
+MAX_DRIFTED = 0.02  # of the pairs, by the arithmetic of another batch
 
 
 def hostile(size: Size) -> Outcome:
@@ -121,6 +124,23 @@ def bfcl(size: Size) -> Outcome:
     return Outcome(not failed and (p99 <= MAX_TOOL_MS or size == "quick"), figures)
 
 
+def tools(size: Size) -> Outcome:
+    """Questions of BFCL over HTTP: required and named calls are whole and valid, and streamed they are the same."""
+    from core.lab import tool_calls as lab
+    from core.lab.bfcl_tools import fetched_wheel, read_questions
+    from core.lab.quiet import quiet
+
+    with fetched_wheel() as wheel:
+        questions = read_questions(wheel, NUM_PROMPTS[size])
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        overrides, ends = (lab.tiny_model(Path(folder)), lab.ENDS) if size == "quick" else ([], "")
+        found = asyncio.run(lab.run(overrides, questions, ends))
+    print(lab.report(found))
+    rare = found.num_cut <= MAX_CUT * found.num_pairs and found.num_drifted <= MAX_DRIFTED * found.num_pairs
+    good = not found.flaws and found.num_pairs == len(questions) and (rare or size == "quick")
+    return Outcome(good, lab.figures(found))
+
+
 def sampler(size: Size) -> Outcome:
     """Choosing the tokens of 32 rows, over `torch.argmax` of the same matrix."""
     import os
@@ -176,7 +196,7 @@ def _model(size: Size) -> Iterator[list[str]]:
 
 
 PIECES: Mapping[str, Callable[[Size], Outcome]] = {
-    piece.__name__: piece for piece in (suite, bfcl, cost, sampler, hostile, unique)
+    piece.__name__: piece for piece in (suite, bfcl, tools, cost, sampler, hostile, unique)
 }
 
 

@@ -12,7 +12,7 @@ from plugins.tool_parsers.schema_rules import EMPTY, Rules, UnsupportedError, ch
 from plugins.tool_parsers.structures import Wording, chosen, schema_of, structural_tag
 
 _WORDS = {True: "True", False: "False", None: "None"}
-_KEYWORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_KEYWORD = re.compile(r"[^\W\d]\w{0,63}")
 _SPREAD = Wording("[{word}(**", ")]", "[", None)
 
 
@@ -37,7 +37,7 @@ def _ebnf(functions: Sequence[Mapping[str, Any]], schemas: Sequence[Any], parall
     rules = Rules(_WORDS)
 
     def keyword(key: str, schema: Any) -> str:
-        if not _KEYWORD.fullmatch(key):
+        if not (_KEYWORD.fullmatch(key) and key.isidentifier()):
             raise UnsupportedError(f"{key!r} is no keyword")
         return f"{quoted(f'{key}=')} {rules.value(schema)}"
 

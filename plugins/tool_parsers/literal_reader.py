@@ -18,7 +18,7 @@ MAX_CODE = 0x10FFFF  # of a character
 
 # One class of characters each, so that a match never tries another way.
 _BLANK = re.compile(r"[ \t\n\r]*")
-_WORD = re.compile(r"[A-Za-z0-9_]*")
+_WORD = re.compile(r"\w*")  # letters of any script, as Python's names have them
 _DIGITS = re.compile(r"[-+.0-9eE]*")
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")  # of at most MAX_NUMBER_CHARS

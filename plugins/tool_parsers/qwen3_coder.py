@@ -18,11 +18,13 @@ from core.stages.tool_parser import AUTO, ToolParserContext
 from plugins.tool_parsers.call_stream import CallStream, overlap
 from plugins.tool_parsers.json_reader import WHITE_SPACE, JsonReader
 from plugins.tool_parsers.schema_rules import (
+    NothingError,
     Rules,
     UnsupportedError,
     check_arguments,
     check_keywords,
     quoted,
+    says_nothing,
     values_of,
 )
 from plugins.tool_parsers.structures import chosen, schema_of
@@ -286,11 +288,15 @@ def _ebnf(functions: Sequence[Mapping[str, Any]], schemas: Sequence[Any], parall
 
 def _text_rule(schema: Any) -> str:
     """A text as it stands, with the line break behind it. Raises UnsupportedError."""
-    if not isinstance(schema, dict) or not schema:
+    if says_nothing(schema):
         return "[^<]*"
+    if not isinstance(schema, dict):
+        raise NothingError("it allows nothing")
     values = values_of(schema)
     if values is not None:
         texts = [value for value in values if isinstance(value, str)]
+        if not texts:  # what is read as a text is none of them
+            raise NothingError("no text is allowed")
         if any("<" in text or text.strip("\n") != text for text in texts):
             raise UnsupportedError("a value has what ends it")
         return f"({' | '.join(quoted(text + chr(10)) for text in texts)})"

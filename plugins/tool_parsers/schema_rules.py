@@ -9,30 +9,54 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 MAX_DEPTH = 8  # of objects and lists in each other
 MAX_RULES = 1000
 EMPTY = '""'
 
-# Keywords that say nothing of the value.
-_ANNOTATIONS = frozenset(
-    {
-        "title",
-        "description",
-        "default",
-        "examples",
-        "example",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "$comment",
-        "$schema",
-    }
+# Keywords that a value can fail by: of any kind, or of one. Any other says nothing, by the specification.
+_OF_ALL = frozenset(
+    (
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "type",
+        "enum",
+        "const",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+    )
 )
-_OBJECT = frozenset({"properties", "required", "additionalProperties"})
+_OBJECT = frozenset(("properties", "required", "additionalProperties"))
+_NUMBER = frozenset(("multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"))
+_ARRAY = frozenset(
+    (
+        "items", "additionalItems", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems", "contains",
+        "minContains", "maxContains",
+    )
+)  # fmt: skip
+_OF_KIND: Mapping[str, frozenset[str]] = {
+    "string": frozenset(("maxLength", "minLength", "pattern", "format")),
+    "number": _NUMBER,
+    "integer": _NUMBER,
+    "array": _ARRAY,
+    "object": _OBJECT | {
+        "patternProperties", "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties", "dependencies",
+        "dependentRequired", "dependentSchemas",
+    },
+    "boolean": frozenset(),
+    "null": frozenset(),
+}  # fmt: skip
 
 _STRING = r"""string ::= "\"" ([^"\\BARRED\x00-\x1F] | "\\" ["\\nrt])* "\""
 """
@@ -47,6 +71,10 @@ dict ::= "{" (string ": " any (", " string ": " any)*)? "}"
 
 class UnsupportedError(ValueError):
     """The schema says what a rule cannot."""
+
+
+class NothingError(UnsupportedError):
+    """No value satisfies the schema."""
 
 
 @dataclass(slots=True)
@@ -74,22 +102,25 @@ class Rules:
 
     def value(self, schema: Any, depth: int = 0) -> str:
         """The rule of the values of a schema. Raises UnsupportedError."""
-        if schema is True or schema == {}:
+        if says_nothing(schema):
             return "any"
+        if schema is False:
+            raise NothingError("it allows nothing")
         if not isinstance(schema, dict) or depth > MAX_DEPTH:
-            raise UnsupportedError("it is too deep, or allows nothing")
+            raise UnsupportedError("it is too deep, or no schema")
         known = json.dumps(schema)
         if known not in self._names:
             self._names[known] = self.add(self._body(schema, depth))
         return self._names[known]
 
     def members(self, schema: Mapping[str, Any], pair: Callable[[str, Any], str], separator: str) -> str:
-        """The rule of an object's members, each written as `pair` says."""
+        """The rule of an object's members, each written as `pair` says. A property that no value has is left out."""
         properties, required = properties_of(schema)
+        pairs = {key: self._possible(pair, key, one, key in required) for key, one in properties.items()}
         between = f"{quoted(separator)} " if separator else ""
         first = after = EMPTY  # the members from this one on: as the first of all, and behind others
-        for key in reversed(properties):
-            begun = self.add(f"{pair(key, properties[key])} {after}")
+        for key in reversed([key for key, written in pairs.items() if written]):
+            begun = self.add(f"{pairs[key]} {after}")
             first = begun if key in required else self.add(f"{begun} | {first}")
             after = self.add(f"{between}{begun}" if key in required else f"{between}{begun} | {after}")
         return first
@@ -106,25 +137,42 @@ class Rules:
             raise UnsupportedError("a number is not finite")
         return json.dumps(value, ensure_ascii=False)
 
+    @staticmethod
+    def _possible(pair: Callable[[str, Any], str], key: str, schema: Any, is_required: bool) -> str:
+        """ "" where an optional property can have no value."""
+        try:
+            return pair(key, schema)
+        except NothingError:
+            if is_required:
+                raise
+            return ""
+
     def _body(self, schema: Mapping[str, Any], depth: int) -> str:
-        keywords = schema.keys() - _ANNOTATIONS
         values = values_of(schema)
         if values is not None:
             return " | ".join(self._quoted(self.literal(value)) for value in values)
-        if "anyOf" in keywords:
-            _check(keywords, {"anyOf"})
-            return " | ".join(self.value(option, depth + 1) for option in schema["anyOf"])
-        kinds = kinds_of(schema)
-        allowed = {"type", *(_OBJECT if "object" in kinds else ()), *({"items"} if "array" in kinds else ())}
-        _check(keywords, allowed)
-        return " | ".join(self._of_kind(kind, schema, depth) for kind in kinds)
+        if "anyOf" in schema:
+            check_keywords(schema, "anyOf")
+            return self._either([partial(self.value, one, depth + 1) for one in schema["anyOf"]])
+        check_keywords(schema, "type", "items", *_OBJECT)
+        return self._either([partial(self._of_kind, kind, schema, depth) for kind in kinds_of(schema)])
+
+    @staticmethod
+    def _either(options: Sequence[Callable[[], str]]) -> str:
+        """Those of which there are values."""
+        found = []
+        for option in options:
+            with suppress(NothingError):
+                found.append(option())
+        if not found:
+            raise NothingError("it allows nothing")
+        return " | ".join(found)
 
     def _of_kind(self, kind: str, schema: Mapping[str, Any], depth: int) -> str:
         if kind in ("string", "integer", "number", "boolean", "null"):
             return kind
         if kind == "array":
-            item = self.value(schema.get("items", True), depth + 1)
-            return f'"[" ({item} (", " {item})*)? "]"'
+            return self._array(schema.get("items", True), depth)
         if kind != "object":
             raise UnsupportedError(f"there is no type {kind}")
         if schema.get("properties") or schema.get("required"):
@@ -134,6 +182,13 @@ class Rules:
             return '"{}"'
         pair = f'string ": " {self.value(others, depth + 1)}'
         return f'"{{" ({pair} (", " {pair})*)? "}}"'
+
+    def _array(self, items: Any, depth: int) -> str:
+        try:
+            item = self.value(items, depth + 1)
+        except NothingError:
+            return '"[]"'
+        return f'"[" ({item} (", " {item})*)? "]"'
 
     def _pair(self, key: str, schema: Any, depth: int) -> str:
         return f"{self._quoted(json.dumps(key, ensure_ascii=False) + ': ')} {self.value(schema, depth + 1)}"
@@ -156,12 +211,12 @@ def values_of(schema: Mapping[str, Any]) -> list[Any] | None:
     """The values that a schema lists. Raises UnsupportedError where it says more of them than their type."""
     if "const" not in schema and "enum" not in schema:
         return None
-    _check(schema.keys() - _ANNOTATIONS, {"const", "type"} if "const" in schema else {"enum", "type"})
     values = [schema["const"]] if "const" in schema else schema["enum"]
     kinds = kinds_of(schema) if "type" in schema else None
     found = [value for value in values if kinds is None or _is_of(value, kinds)]
     if not found:
-        raise UnsupportedError("it allows nothing")
+        raise NothingError("it allows nothing")
+    check_keywords(schema, "const" if "const" in schema else "enum", "type")
     return found
 
 
@@ -184,7 +239,12 @@ def properties_of(schema: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[
 
 def check_arguments(schema: Mapping[str, Any]) -> None:
     """Raises UnsupportedError unless the schema of all arguments says no more than their properties."""
-    _check(schema.keys() - _ANNOTATIONS, {"type", "$defs", "definitions", *_OBJECT})
+    check_keywords(schema, "type", *_OBJECT)
+
+
+def says_nothing(schema: Any) -> bool:
+    """It allows any value."""
+    return schema is True or (isinstance(schema, dict) and not _said(schema))
 
 
 def _is_of(value: Any, kinds: list[str]) -> bool:
@@ -199,11 +259,14 @@ def _is_of(value: Any, kinds: list[str]) -> bool:
 
 
 def check_keywords(schema: Mapping[str, Any], *known: str) -> None:
-    """Raises UnsupportedError for any other, but for annotations."""
-    _check(schema.keys() - _ANNOTATIONS, set(known))
-
-
-def _check(keywords: frozenset[str] | set[str], known: set[str]) -> None:
-    unknown = sorted(set(keywords) - known)
+    """Raises UnsupportedError for any other that says something of the values it is about."""
+    unknown = sorted(_said(schema).difference(known))
     if unknown:
         raise UnsupportedError(f"no rule for {', '.join(unknown)}")
+
+
+def _said(schema: Mapping[str, Any]) -> set[str]:
+    """The keywords that a value can fail by: those about other kinds than its type's are left out."""
+    kinds = kinds_of(schema) if "type" in schema else _OF_KIND
+    about = _OF_ALL.union(*(_OF_KIND.get(kind, ()) for kind in kinds))
+    return {keyword for keyword in schema if keyword in about}

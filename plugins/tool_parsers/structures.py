@@ -37,12 +37,59 @@ def chosen(tools: Sequence[Mapping[str, Any]], choice: str) -> list[Mapping[str,
 
 
 def schema_of(function: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The schema of a function's arguments, which are an object whatever it says. None: it allows no object."""
+    """The schema of a function's arguments, which are an object whatever it says, and none of them is made up. None: it allows
+    no object."""
     schema = function.get("parameters") or {}
     kinds = schema.get("type", "object")
-    return (
-        {**schema, "type": "object"} if kinds == "object" or (isinstance(kinds, list) and "object" in kinds) else None
+    is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
+    if not is_object:
+        return None
+    found = {**schema, "type": "object"}
+    return found if _refers_to_a_part(found) else declared(found, empty_too=True)
+
+
+_SAYS_MORE = frozenset(
+    (
+        "additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties", "minProperties",
+        "dependencies", "dependentRequired", "dependentSchemas", "allOf", "anyOf", "oneOf", "not", "if", "$ref",
+        "$dynamicRef", "$recursiveRef",
     )
+)  # fmt: skip
+"""Keywords about properties, or that put schemas together: beside one of them an object stays as open as it is."""
+
+
+def _refers_to_a_part(schema: Any) -> bool:
+    """A reference names something beside the definitions: what is closed in its own place may not be so in another."""
+    if isinstance(schema, list):
+        return any(map(_refers_to_a_part, schema))
+    if not isinstance(schema, dict):
+        return False
+    reference = schema.get("$ref", "#/$defs/")
+    is_part = not (isinstance(reference, str) and reference.startswith(("#/$defs/", "#/definitions/")))
+    return is_part or any(map(_refers_to_a_part, schema.values()))
+
+
+def declared(schema: Any, *, empty_too: bool = False) -> Any:
+    """The schema with its objects closed that list their properties and say nothing of others.
+
+    By the specification others may come, and a model that is free to will make some up: its caller has no use for them. To an
+    object that is meant to be open its schema says so (`"additionalProperties": true`). What is valid here is valid there.
+
+    `empty_too`: for arguments, where an empty list is that of a function without any; elsewhere it is how data sets write a
+    dict of anything.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    properties, required = schema.get("properties"), schema.get("required") or []
+    if isinstance(properties, dict):
+        found["properties"] = {key: declared(one) for key, one in properties.items()}
+        has_all = isinstance(required, list) and all(map(list(properties).__contains__, required))
+        if (properties or empty_too) and has_all and not _SAYS_MORE & schema.keys():
+            found["additionalProperties"] = False
+    if "items" in schema:
+        found["items"] = declared(schema["items"])
+    return found
 
 
 def structural_tag(

@@ -9,6 +9,7 @@ import re
 import jsonschema
 import pytest
 
+from core.grammar.compilation import normalised
 from core.grammar.prelude import BehindText, Prelude
 from core.stages.grammar import GrammarContext, Vocabulary
 from core.stages.tool_parser import ToolParserContext
@@ -100,15 +101,15 @@ def words(request):
     return vocabulary(request.param)
 
 
-def matcher_of(spec, words):
-    backend = LLGuidance(LLGuidance.Settings(), GrammarContext(lambda: words))
-    inner = backend.load(backend.compile(spec)).matcher()
+def matcher_of(spec, words, backend=None):
+    backend = backend or LLGuidance(LLGuidance.Settings(), GrammarContext(lambda: words))
+    inner = backend.load(backend.compile(normalised(spec))).matcher()
     return BehindText(Prelude(spec, words), inner) if spec.after else inner
 
 
-def walked(spec, words, rng, most=500):
+def walked(spec, words, rng, most=500, backend=None):
     """Ids drawn through masks, or None where no end was in sight. Ends are likelier than in a fair draw."""
-    matcher, ids, queue = matcher_of(spec, words), [], []
+    matcher, ids, queue = matcher_of(spec, words, backend), [], []
     likely = [at for at, token in enumerate(words.tokens) if token in (b'"', b"}", b"]", b")", b"<", b"\n", b"/", b"0")]
     while len(ids) < most:
         forced = matcher.forced()
@@ -134,7 +135,7 @@ def walked(spec, words, rng, most=500):
 def spelled(text, words):
     """Its tokens, control tokens among them."""
     ids = []
-    for part in re.split(r"(<[|][a-z]+[|]>)", text):
+    for part in re.split(r"(<[|][a-z]+[|]>|\[[A-Z_]+\])", text):
         known = part.encode() in words.tokens
         ids += [words.tokens.index(part.encode())] if known else words.encode(part)
     return ids
@@ -213,6 +214,115 @@ def test_schemas_that_say_more_are_kept(form, choice, words):
             check(RICH, calls, text)
             assert calls and (form == "harmony" or not content.strip()), f"{text!r} leaves {content!r}"
     assert num_ended >= 5
+
+
+LOOSE = {
+    "type": "object",
+    "properties": {
+        "data": {"description": "a value of any type"},
+        "count": {"type": "integer", "optional": True, "format": "int32"},
+        "word": {"type": "string", "items": {"type": "string"}, "minimum": 3},
+        "never": {"type": "array", "items": {"type": "string"}, "enum": ["Weather", "News"]},
+        "flag": {"anyOf": [{"type": "boolean", "enum": ["True", "False"]}, {"type": "null"}]},
+        "lists": {"type": "array", "items": {"type": "integer", "enum": ["1"]}},
+    },
+    "required": ["data", "lists"],
+}
+"""As datasets of tools are: names that no draft knows, keywords of other types, values that are not of the type."""
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_says_nothing_of_a_value_keeps_no_format_from_it(form, choice, words):
+    tools = [tool("loose", LOOSE)]
+    spec = parser_of(form).grammar(tools, choice, False)
+    assert spec is not None
+    rng, names = random.Random(form), set()
+    for _ in range(20):
+        ids = walked(spec, words, rng)
+        if ids is not None:
+            _, calls = calls_in(form, tools, text_of(ids, words), rng)
+            check(tools, calls, ids)
+            names |= {key for _, arguments in calls for key in arguments}
+    assert names <= LOOSE["properties"].keys() - {"never"}
+    assert choice == "auto" or {"data", "lists"} <= names
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("harmony", "mistral args")])
+def test_no_argument_is_made_up_unless_the_schema_says_so(form, words):
+    inner = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    parameters = {"type": "object", "properties": {"in": inner, "all": {"type": "array", "items": inner}}}
+    opened = {**parameters, "additionalProperties": True}
+    for schema, may in ((parameters, False), (opened, form not in ("pythonic", "qwen3_coder"))):
+        tools = [tool("f", schema)]
+        matcher = matcher_of(parser_of(form).grammar(tools, "f", False), words)
+        bad = spelled(f'{BEGUN[form]}"other": 1', words)
+        assert (matcher.accept(bad) == len(bad)) is may
+    for schema in (
+        tool("f", {"type": "object", "properties": {}}),
+        tool("f", {**opened, "properties": {"in": opened}}),
+    ):
+        matcher = matcher_of(parser_of(form).grammar([schema], "f", False), words)
+        may = form not in ("pythonic", "qwen3_coder") and "additionalProperties" in schema["function"]["parameters"]
+        bad = spelled(f'{BEGUN[form]}"other": 1', words)
+        assert (matcher.accept(bad) == len(bad)) is may
+    nested = matcher_of(parser_of(form).grammar([tool("f", opened)], "f", False), words)
+    bad = spelled(f'{BEGUN[form]}"in": {{"a": 1, "other": 1', words)
+    assert nested.accept(bad) < len(bad)
+
+
+BEGUN = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {',
+    "llama3_json": '{"name": "f", "parameters": {',
+    "mistral": '[TOOL_CALLS][{"name": "f", "arguments": {',
+    "mistral named": "[TOOL_CALLS]f{",
+    "pythonic": "[f(**{",
+    "qwen3_coder": "<tool_call>\n<function=f>\n",
+}
+
+
+def test_an_object_that_is_put_together_stays_open():
+    """To close a part would leave no room for the others."""
+    base = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    for schema in (
+        {**base, "allOf": [{"properties": {"b": {"type": "integer"}}, "required": ["b"]}]},
+        {**base, "properties": {"a": base, "b": {"allOf": [{"$ref": "#/properties/a"}, {"required": ["c"]}]}}},
+        {**base, "required": ["a", "b"]},
+        {"type": "object", "properties": {"a": {"type": "object", "properties": {}}}, "additionalProperties": True},
+    ):
+        source = json.loads(parser_of("hermes").grammar([tool("f", schema)], "f", False).source)
+        assert source["structures"][0]["schema"] == schema
+
+
+@pytest.mark.parametrize("tools", [SIMPLE, RICH], ids=["simple", "rich"])
+@pytest.mark.parametrize("form", FORMS)
+def test_xgrammar_allows_what_is_read_back(form, tools, words):
+    pytest.importorskip("xgrammar", reason="pip install nonet[xgrammar]")
+    from plugins.grammars.xgrammar_backend import XGrammar
+
+    backend = XGrammar(XGrammar.Settings(), GrammarContext(lambda: words))
+    spec = parser_of(form).grammar(tools, "required", True)
+    if spec is None:
+        assert (form, tools) == ("qwen3_coder", RICH)
+        return
+    rng, num_ended = random.Random(form), 0
+    for _ in range(8):
+        ids = walked(spec, words, rng, backend=backend)
+        if ids is not None:
+            num_ended += 1
+            text = text_of(ids, words)
+            content, calls = calls_in(form, tools, text, rng)
+            check(tools, calls, text)
+            assert calls and (form == "harmony" or not content.strip()), f"{text!r} leaves {content!r}"
+    assert num_ended >= 1
+
+
+def test_a_keyword_of_another_script_is_one(words):
+    tools = [tool("f", {"type": "object", "properties": {"año": {"type": "integer"}}, "required": ["año"]})]
+    matcher, text = matcher_of(parser_of("pythonic").grammar(tools, "auto", True), words), "[f(año=1999)]"
+    ids = words.encode(text)
+    assert matcher.accept([*ids, min(words.eos_ids)]) == len(ids) + 1
+    assert calls_in("pythonic", tools, text, random.Random(0)) == ("", [("f", {"año": 1999})])
 
 
 def test_what_rules_cannot_say_is_not_said():
