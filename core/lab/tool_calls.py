@@ -38,8 +38,8 @@ CONCURRENCY = 8
 MAX_TOKENS = 256
 TEMPERATURE = 0.7
 FREQUENCY_PENALTY = 0.3
-ENDS = '"}])<'
-BIAS = 6.0
+ENDS = '"}])<'  # what a random model is made to write more often
+BIAS = 6.0  # logits
 ANSWER_S = 3600.0  # a busy machine is no fault
 FIXED = (
     "tool_parser=hermes",
@@ -110,6 +110,7 @@ class CallRun:
     num_undeclared: int = 0  # calls with an argument that their schema does not name
     lengths: list[int] = field(default_factory=list)  # tokens of the answers that ended by themselves
     by_category: Counter[str] = field(default_factory=Counter)
+    drifted: list[str] = field(default_factory=list)  # where
     cut: list[str] = field(default_factory=list)  # how far each came
     cut_by_category: Counter[str] = field(default_factory=Counter)
     flaws: list[str] = field(default_factory=list)
@@ -206,6 +207,7 @@ def counted(found: CallRun, case: Case, whole: Answer, streamed: Answer) -> None
     flaws = [*flaws_of(case, whole), *(f"streamed: {flaw}" for flaw in flaws_of(case, streamed))]
     if whole.token_ids != streamed.token_ids:
         found.num_drifted += 1
+        found.drifted.append(f"{_about(case)}: {_first_difference(whole.token_ids, streamed.token_ids)}")
     elif whole != streamed:
         flaws.append(f"streamed {streamed}, and whole {whole}")
     found.flaws += [f"{_about(case)}: {flaw}" for flaw in flaws]
@@ -221,6 +223,11 @@ def counted(found: CallRun, case: Case, whole: Answer, streamed: Answer) -> None
 
 def _about(case: Case) -> str:
     return f"{case.question.id} ({case.named or 'required'})"
+
+
+def _first_difference(left: Sequence[int], right: Sequence[int]) -> str:
+    at = next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    return f"{len(left)} and {len(right)} tokens, the same up to {at}: {left[at : at + 4]} and {right[at : at + 4]}"
 
 
 def _end_of(answer: Answer) -> str:
@@ -289,7 +296,7 @@ def report(found: CallRun) -> str:
     lines = [
         f"{count:4} {category}, {found.cut_by_category[category]} cut" for category, count in found.by_category.items()
     ]
-    lines += [f"cut: {one}" for one in found.cut]
+    lines += [*(f"cut: {one}" for one in found.cut), *(f"drifted: {one}" for one in found.drifted)]
     lines += [f"tokens p50 {found.length(0.5)}, p90 {found.length(0.9)}, p99 {found.length(0.99)}", *found.flaws[:20]]
     return "\n".join([*lines, figures(found)])
 

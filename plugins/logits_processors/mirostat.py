@@ -33,9 +33,6 @@ class Left:
     bits: NDArray[np.float32]  # the surprise of each among them
 
     def surprise(self, token_id: int) -> float | None:
-        """None: this token was not among them, or there was no other, such as where a grammar forces one."""
-        if len(self.token_ids) < 2:
-            return None
         at = int(np.searchsorted(self.token_ids, token_id))
         found = at < len(self.token_ids) and self.token_ids[at] == token_id
         return float(self.bits[at]) if found else None
@@ -113,7 +110,9 @@ class Mirostat:
 
 
 def _leave(logits: torch.Tensor, temperature: float, bound: float) -> Left:
-    """`logits` [V] in place."""
+    """`logits` [V] in place. A token that a grammar forces surprises nobody: nothing is known of that position."""
+    if int(torch.isfinite(logits).sum()) == 1:
+        return Left(np.empty(0, np.int64), np.empty(0, np.float32))
     best = logits.max()
     logs = ((logits - best) / max(temperature, 1e-5)).log_softmax(-1)
     bits = logs / -math.log(2.0)

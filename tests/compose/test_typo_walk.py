@@ -21,6 +21,7 @@ from core.assembly import describe
 from core.components import CHAINS, GROUPS
 from core.config.compose import compose
 from core.errors import ConfigError
+from core.other_names import NOUNS
 from core.plugins import Plugins, load_plugins
 from core.session import open_session
 from core.settings import SECTIONS, ModelSettings, Settings, settings_class
@@ -208,7 +209,7 @@ def test_every_option_on_the_command_line(plugins):
             forms = [f"{group}=[{wrong}]", f"{group}={wrong}", f"+{group}=[{right},{wrong}]"]
         for form in forms:
             message = refusal([form], plugins)
-            assert message.startswith(f"no {group} is called ")
+            assert message.startswith(f"no {NOUNS.get(group, group)} is called ")
             assert right in offered(message, wrong)
 
 
@@ -217,7 +218,7 @@ def test_every_option_by_its_key(plugins):
     for group, wrong, right in wrong_options(plugins, slips_each=1):
         key = f"{group}.{wrong}" if group in CHAINS else f"{group}.name"
         message = refusal([f"{key}={{}}" if group in CHAINS else f"{key}={wrong}"], plugins)
-        assert message.startswith(f"config key '{key}': no {group} is called ")
+        assert message.startswith(f"config key '{key}': no {NOUNS.get(group, group)} is called ")
         assert right in offered(message.removeprefix(f"config key '{key}': "), wrong)
 
 

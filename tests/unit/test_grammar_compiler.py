@@ -181,7 +181,7 @@ def test_a_thread_that_cannot_be_started_stops_no_other(when: str, monkeypatch: 
             waiting = submit(compiler, "ok")
             assert isinstance(waiting.result(WAIT_S), Compiled) and isinstance(running.result(), Compiled)
     try:
-        assert isinstance(ask(compiler, "ok"), Compiled) and len(compiler.pids) == 1
+        assert isinstance(ask(compiler, "ok"), Compiled) and 1 <= len(compiler.pids) <= 2
     finally:
         compiler.close()
 
