@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from core.batch import SampledRow, SamplerOutput, SamplingMetadata
+from core.batch import SamplerOutput, SamplingMetadata
 from core.stages.sampler import SamplerContext
-from plugins.samplers.bad_rows import After, BadRows, bad_among, bad_peaks
+from plugins.samplers.bad_rows import After, bad_peaks
 from plugins.samplers.candidates import block_maxima, first_maximum
+from plugins.samplers.narrowing import Narrowing
 from plugins.samplers.settings import GreedySettings
 from plugins.samplers.verify import NO_TOKEN, blank_index, keep_accepted, mask_blank, sampled_logits, with_following
 
@@ -28,6 +29,7 @@ class Greedy:
         self._blank = blank_index(context.model.unusable_token_ids, context.model.vocab_size, context.device)
         self._processors = context.processors
         self._grammar = context.grammar
+        self._narrowing = Narrowing(context, self._blank)
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
@@ -35,43 +37,21 @@ class Greedy:
             return SamplerOutput({})
         rows = sampled_logits(logits, metadata.sampled_rows)
         mask_blank(rows, self._blank)
-        bad = BadRows()
-        touched, constrained = self._processors.touches(metadata.rows), self._grammar.touches(metadata.rows)
-        if touched or constrained:
-            self._edit(rows, metadata.rows, touched, constrained, bad)
+        which = self._narrowing.concerned(metadata.rows)
+        bad = self._narrowing.apply(rows, metadata.rows, which)
         maxima = block_maxima(rows)
         peaks = bad_peaks(maxima.amax(-1))
-        bad.add(peaks, After.PROCESSORS, only=touched)
-        bad.add(peaks, After.GRAMMAR, only=constrained)
+        bad.add(peaks, After.PROCESSORS, only=which.touched)
+        bad.add(peaks, After.GRAMMAR, only=which.constrained)
         bad.add(peaks, After.MODEL)
         token_ids = first_maximum(rows, maxima).tolist()
         for row in bad:
             token_ids[row] = NO_TOKEN
         kept = keep_accepted(metadata.rows, token_ids, bad)
         chosen = {request_id: tuple(token_ids[row] for row in rows) for request_id, rows in kept.rows.items()}
-        if constrained:
+        if which.constrained:
             chosen = with_following(chosen, kept, metadata.rows, self._grammar)
         return SamplerOutput(chosen, errors=bad.errors(kept, metadata.rows, self._processors))
-
-    def _edit(
-        self,
-        logits: torch.Tensor,
-        rows: Sequence[SampledRow],
-        touched: Sequence[int],
-        constrained: Sequence[int],
-        bad: BadRows,
-    ) -> None:
-        """As `Standard` does."""
-        bad.add(bad_among(logits, sorted({*touched, *constrained})), After.MODEL)
-        if constrained:
-            bad.add_told(self._grammar.apply(logits, rows), After.GRAMMAR)
-        if touched:
-            both = sorted({*touched}.intersection(constrained))
-            bad.add(bad_among(logits, both), After.GRAMMAR)
-            self._processors.apply(logits, rows)
-            mask_blank(logits, self._blank)
-            if both:
-                self._grammar.apply(logits, rows)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing is kept here."""

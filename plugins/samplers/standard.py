@@ -10,10 +10,11 @@ import torch
 from core.batch import SampledRow, SamplerOutput, SamplingMetadata, TokenLogprobs
 from core.request import SamplingParams
 from core.stages.sampler import SamplerContext
-from plugins.samplers.bad_rows import After, BadRows, bad_among, bad_peaks
+from plugins.samplers.bad_rows import After, BadRows, bad_peaks
 from plugins.samplers.candidates import block_maxima
 from plugins.samplers.columns import Columns, build_columns
 from plugins.samplers.logprobs import BAD_LOGITS, Logprobs, Target
+from plugins.samplers.narrowing import Concerned, Narrowing
 from plugins.samplers.penalties import Penalties, has_penalties
 from plugins.samplers.selection import Selection
 from plugins.samplers.settings import StandardSettings
@@ -54,6 +55,7 @@ class Standard:
         self._processors = context.processors
         self._grammar = context.grammar
         self._blank = blank_index(model.unusable_token_ids, model.vocab_size, context.device)
+        self._narrowing = Narrowing(context, self._blank)
         self._logprobs = Logprobs(model.unusable_token_ids, self._blank, self._chunk_floats)
         self._selection = Selection(settings.first_candidates, self._chunk_floats, context.device)
         self._penalties = Penalties(model.vocab_size)
@@ -84,20 +86,19 @@ class Standard:
     def _sample_rows(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         rows = sampled_logits(logits, metadata.sampled_rows)
         columns = self._columns_of(metadata.rows)
-        touched = self._processors.touches(metadata.rows)
-        constrained = self._grammar.touches(metadata.rows)
-        raw = self._raw_rows(rows, columns, (*touched, *constrained))
-        bad = self._edit(rows, metadata.rows, columns, touched, constrained)
+        which = self._narrowing.concerned(metadata.rows)
+        raw = self._raw_rows(rows, columns, (*which.touched, *which.constrained))
+        bad = self._edit(rows, metadata.rows, columns, which)
         maxima = block_maxima(rows)
         peaks = bad_peaks(maxima.amax(-1))
-        bad.add(peaks, After.PROCESSORS, only=set(touched).difference(columns.edited))
-        bad.add(peaks, After.GRAMMAR, only=set(constrained).difference(columns.edited))
+        bad.add(peaks, After.PROCESSORS, only=set(which.touched).difference(columns.edited))
+        bad.add(peaks, After.GRAMMAR, only=set(which.constrained).difference(columns.edited))
         bad.add(peaks, After.MASKS)
         drawn = self._selection.select(rows, maxima, metadata.rows, columns, bad)
         kept = keep_accepted(metadata.rows, drawn, bad)
         token_ids = {name: tuple(drawn[row] for row in part) for name, part in kept.rows.items()}
         logprobs, errors = self._sampled_logprobs(raw, columns, kept, drawn)
-        if constrained:
+        if which.constrained:
             token_ids = with_following(token_ids, kept, metadata.rows, self._grammar)
         return SamplerOutput(
             token_ids, logprobs, errors={**bad.errors(kept, metadata.rows, self._processors), **errors}
@@ -116,28 +117,10 @@ class Standard:
         index = torch.tensor(wanted, device=rows.device)
         return RawRows(rows[index], {row: at for at, row in enumerate(wanted)})
 
-    def _edit(
-        self,
-        logits: torch.Tensor,
-        rows: Sequence[SampledRow],
-        columns: Columns,
-        touched: Sequence[int],
-        constrained: Sequence[int],
-    ) -> BadRows:
-        """Grammars, processors, masks and penalties in place. Bad logits are looked for first, where a mask cannot hide them."""
+    def _edit(self, logits: torch.Tensor, rows: Sequence[SampledRow], columns: Columns, which: Concerned) -> BadRows:
+        """Grammars, processors, masks and penalties in place."""
         mask_blank(logits, self._blank)
-        bad = BadRows()
-        bad.add(bad_among(logits, sorted({*columns.edited, *touched, *constrained})), After.MODEL)
-        if constrained:
-            bad.add_told(self._grammar.apply(logits, rows), After.GRAMMAR)
-            edited = {*constrained}.intersection((*columns.edited, *touched))
-            bad.add(bad_among(logits, sorted(edited)), After.GRAMMAR)
-        if touched:
-            self._processors.apply(logits, rows)
-            mask_blank(logits, self._blank)
-            if not {*touched}.isdisjoint(constrained):
-                self._grammar.apply(logits, rows)
-            bad.add(bad_among(logits, sorted({*touched}.intersection(columns.edited))), After.PROCESSORS)
+        bad = self._narrowing.apply(logits, rows, which, columns.edited)
         columns.masks.apply(logits, rows)
         if columns.penalised:
             self._penalties.apply(logits, rows, columns.penalised)

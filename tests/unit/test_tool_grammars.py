@@ -198,22 +198,27 @@ def test_what_a_grammar_allows_is_read_back(form, choice, parallel, words):
         assert most > 1, "no walk had two calls"
 
 
+def walks_of_calls(form, tools, spec, words, num_walks, **options):
+    """How many random texts of the grammar came to an end: each is calls that are valid, and nothing else."""
+    rng, num_ended = random.Random(form), 0
+    for _ in range(num_walks):
+        ids = walked(spec, words, rng, **options)
+        if ids is not None:
+            num_ended += 1
+            text = text_of(ids, words)
+            content, calls = calls_in(form, tools, text, rng)
+            check(tools, calls, text)
+            assert calls and (form == "harmony" or not content.strip()), f"{text!r} leaves {content!r}"
+    return num_ended
+
+
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "qwen3_coder"])
 @pytest.mark.parametrize("choice", ["required", "walk"])
 def test_schemas_that_say_more_are_kept(form, choice, words):
     """References, bounds, and tools without a schema."""
     spec = parser_of(form).grammar(RICH, choice, True)
     assert spec is not None
-    rng, num_ended = random.Random(form), 0
-    for _ in range(25):
-        ids = walked(spec, words, rng)
-        if ids is not None:
-            num_ended += 1
-            text = text_of(ids, words)
-            content, calls = calls_in(form, RICH, text, rng)
-            check(RICH, calls, text)
-            assert calls and (form == "harmony" or not content.strip()), f"{text!r} leaves {content!r}"
-    assert num_ended >= 5
+    assert walks_of_calls(form, RICH, spec, words, 25) >= 5
 
 
 LOOSE = {
@@ -305,16 +310,7 @@ def test_xgrammar_allows_what_is_read_back(form, tools, words):
     if spec is None:
         assert (form, tools) == ("qwen3_coder", RICH)
         return
-    rng, num_ended = random.Random(form), 0
-    for _ in range(8):
-        ids = walked(spec, words, rng, backend=backend)
-        if ids is not None:
-            num_ended += 1
-            text = text_of(ids, words)
-            content, calls = calls_in(form, tools, text, rng)
-            check(tools, calls, text)
-            assert calls and (form == "harmony" or not content.strip()), f"{text!r} leaves {content!r}"
-    assert num_ended >= 1
+    assert walks_of_calls(form, tools, spec, words, 8, backend=backend) >= 1
 
 
 def test_a_keyword_of_another_script_is_one(words):
