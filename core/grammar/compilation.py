@@ -26,7 +26,7 @@ from core.grammar.frames import (
     Warming,
 )
 from core.grammar.samples import sample
-from core.grammar.schema import normalise
+from core.grammar.schema.normalise import normalise
 from core.request import GrammarSpec
 from core.stages.grammar import GrammarBackend, GrammarError, mask_size
 from core.stages.structural_tag import parse_structural_tag

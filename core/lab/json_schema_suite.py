@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from core.grammar.schema import normalise
+from core.grammar.schema.normalise import normalise
 from core.lab.grammar_judge import ByteBackends, Judge, llguidance_alone
 from core.stages.grammar import GrammarError
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from core.grammar.schema.keywords import TYPES
+from core.grammar.schema.words import TYPES
 from core.stages.grammar import GrammarError
 from plugins.grammars.json_numbers import INTEGER, NUMBER, integers
 from plugins.grammars.json_strings import CHARACTER, PLAIN, REST, STRING, Names, encoded, quoted

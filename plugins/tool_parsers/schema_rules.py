@@ -15,6 +15,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from core.grammar.schema.words import (
+    ARRAY_KEYWORDS,
+    CONTAINS_KEYWORDS,
+    NUMBER_KEYWORDS,
+    OBJECT_KEYWORDS,
+    STRING_KEYWORDS,
+)
+
 MAX_DEPTH = 8  # of objects and lists in each other
 MAX_RULES = 1000
 EMPTY = '""'
@@ -38,22 +46,17 @@ _OF_ALL = frozenset(
     )
 )
 _OBJECT = frozenset(("properties", "required", "additionalProperties"))
-_NUMBER = frozenset(("multipleOf", "maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"))
-_ARRAY = frozenset(
-    (
-        "items", "additionalItems", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems", "contains",
-        "minContains", "maxContains",
-    )
-)  # fmt: skip
 _OF_KIND: Mapping[str, frozenset[str]] = {
-    "string": frozenset(("maxLength", "minLength", "pattern", "format")),
-    "number": _NUMBER,
-    "integer": _NUMBER,
-    "array": _ARRAY,
-    "object": _OBJECT | {
-        "patternProperties", "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties", "dependencies",
-        "dependentRequired", "dependentSchemas",
-    },
+    "string": frozenset(STRING_KEYWORDS),
+    "number": frozenset(NUMBER_KEYWORDS),
+    "integer": frozenset(NUMBER_KEYWORDS),
+    "array": frozenset((*ARRAY_KEYWORDS, *CONTAINS_KEYWORDS, "unevaluatedItems")),
+    "object": frozenset(
+        (
+            *OBJECT_KEYWORDS, "propertyNames", "unevaluatedProperties", "dependencies", "dependentRequired",
+            "dependentSchemas",
+        )
+    ),
     "boolean": frozenset(),
     "null": frozenset(),
 }  # fmt: skip

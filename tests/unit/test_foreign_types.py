@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from core.grammar.schema import normalise
 from core.grammar.schema.foreign_types import with_json_types
+from core.grammar.schema.normalise import normalise
 from core.stages.grammar import GrammarError
 
 TOOL = {

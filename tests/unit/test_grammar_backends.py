@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from core.grammar.schema import normalise
+from core.grammar.schema.normalise import normalise
 from core.request import GrammarSpec
 from core.stages.grammar import CompiledGrammar, GrammarBackend, GrammarError
 from core.testing.grammar_examples import vocabularies

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from core.grammar.schema import normalise
+from core.grammar.schema.normalise import normalise
 from core.stages.grammar import GrammarError
 
 NO_VALUE: list[Any] = [

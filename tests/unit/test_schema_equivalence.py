@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from core.grammar.schema import normalise
+from core.grammar.schema.normalise import normalise
 from core.lab.grammar_judge import ByteBackends
 from core.lab.json_schema_suite import texts
 from core.stages.grammar import GrammarError

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from core.grammar.schema import Limits, normalise
+from core.grammar.schema.limits import Limits
+from core.grammar.schema.normalise import normalise
 from core.stages.grammar import SCHEMA_KEYWORDS, GrammarError
 
 

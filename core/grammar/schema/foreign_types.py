@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from core.grammar.schema.keywords import TYPES
 from core.grammar.schema.places import with_below
+from core.grammar.schema.words import TYPES
 
 JSON_TYPES: Mapping[str, str] = {
     "str": "string", "char": "string", "int": "integer", "long": "integer", "short": "integer", "byte": "integer",

@@ -22,20 +22,13 @@ from core.grammar.schema.shapes import BOOLEAN, NULL, Shape, Shapes
 from core.grammar.schema.strings import String
 from core.grammar.schema.tools import Tools
 from core.grammar.schema.values import is_number, number
+from core.grammar.schema.words import TYPES
 from core.stages.grammar import GrammarError
 
 Formats = Literal["annotation", "known", "assertion"]
 """Whether `format` is checked: never, where there is a pattern for it, or always, so that other formats are refused."""
 
-TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
-STRING_KEYWORDS = ("minLength", "maxLength", "pattern", "format")
-NUMBER_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-ARRAY_KEYWORDS = ("prefixItems", "items", "additionalItems", "minItems", "maxItems", "uniqueItems")
-CONTAINS_KEYWORDS = ("contains", "minContains", "maxContains")
 DIALECTS = re.compile(r"https?://json-schema\.org/")
-OBJECT_KEYWORDS = (
-    "properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,25 +8,20 @@ from typing import Any
 from core.grammar.schema import arrays
 from core.grammar.schema.arrays import Array
 from core.grammar.schema.formulas import Formula
-from core.grammar.schema.keywords import (
-    ARRAY_KEYWORDS,
-    CONTAINS_KEYWORDS,
-    NUMBER_KEYWORDS,
-    OBJECT_KEYWORDS,
-    STRING_KEYWORDS,
-    Formats,
-    Schema,
-    asserted,
-    contains,
-    refuse_other_dialects,
-    with_names,
-)
+from core.grammar.schema.keywords import Formats, Schema, asserted, contains, refuse_other_dialects, with_names
 from core.grammar.schema.limits import Budget, malformed
 from core.grammar.schema.literals import literal
 from core.grammar.schema.objects import Object
 from core.grammar.schema.references import Document, Location
 from core.grammar.schema.solver import Solver
 from core.grammar.schema.unevaluated import unevaluated
+from core.grammar.schema.words import (
+    ARRAY_KEYWORDS,
+    CONTAINS_KEYWORDS,
+    NUMBER_KEYWORDS,
+    OBJECT_KEYWORDS,
+    STRING_KEYWORDS,
+)
 
 JOINED = (
     "$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "const", "dependencies", "dependentRequired", "dependentSchemas",

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from core.errors import near_matches
-from core.grammar.schema.keywords import TYPES
 from core.grammar.schema.limits import malformed
 from core.grammar.schema.places import IN_LISTS, IN_OBJECTS, below, escaped
 from core.grammar.schema.values import is_number
+from core.grammar.schema.words import TYPES
 from core.stages.grammar import GrammarError
 
 
