@@ -42,6 +42,7 @@ BUILTINS = (
     "plugins.models",
     "plugins.attention",
     "plugins.quant",
+    "plugins.cpu",
     "plugins.tool_parsers",
     "plugins.reasoning_parsers",
     "plugins.predictors",

@@ -34,17 +34,17 @@ class NativeModel:
         self.architecture: Architecture = arch
         self._attention = context.attention
         self._dtype = context.dtype
-        self._ropes = tuple(Rope(plan, context.device) for plan in arch.ropes)
-        self._embedding = loader.tensor(_EMBEDDING, (arch.vocab_size, arch.hidden_size))
-        self._layers = tuple(DecoderLayer(plan, arch, loader, context) for plan in arch.layers)
-        self._norm = RMSNorm.load(loader, "model.norm", arch)
-        self._head = self._load_head(loader, context)
+        self.ropes = tuple(Rope(plan, context.device) for plan in arch.ropes)
+        self.embedding = loader.tensor(_EMBEDDING, (arch.vocab_size, arch.hidden_size))
+        self.layers = tuple(DecoderLayer(plan, arch, loader, context) for plan in arch.layers)
+        self.norm = RMSNorm.load(loader, "model.norm", arch)
+        self.head = self._load_head(loader, context)
         loader.finish(arch.tied_embeddings)
 
     def _load_head(self, loader: WeightLoader, context: ModelContext) -> Linear:
         arch = self.architecture
         if arch.tied_embeddings:
-            return context.quant.linear(_LM_HEAD, self._embedding, None)
+            return context.quant.linear(_LM_HEAD, self.embedding, None)
         return loader.linear(_LM_HEAD, (WeightPart(_LM_HEAD, arch.vocab_size),), arch.hidden_size, bias=False)
 
     @property
@@ -54,13 +54,13 @@ class NativeModel:
     def forward(self, batch: ModelBatch, kv_caches: Sequence[Tensor]) -> Tensor:
         """Tensors over the T and R axes are on the model's device. Returns logits float32 [R, V]."""
         metadata = self._attention.prepare(batch, self.attention_specs)
-        rotations = [rope.at(batch.positions) for rope in self._ropes]
-        x = F.embedding(batch.input_ids, self._embedding).float() * self.architecture.embedding_scale
-        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
+        rotations = [rope.at(batch.positions) for rope in self.ropes]
+        x = F.embedding(batch.input_ids, self.embedding).float() * self.architecture.embedding_scale
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             x = layer(x, rotations[layer.rope], kv_cache, metadata)
         return self._logits(x[batch.logits_indices])
 
     def _logits(self, x: Tensor) -> Tensor:
-        logits = self._head(self._norm(x).to(self._dtype)).float()
+        logits = self.head(self.norm(x).to(self._dtype)).float()
         cap = self.architecture.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap

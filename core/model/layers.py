@@ -30,9 +30,9 @@ class RMSNorm:
     """Root mean square norm over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467), computed in float32."""
 
     def __init__(self, weight: Tensor, eps: float):
-        self._weight = weight  # float32 [size], any offset already added
+        self.weight = weight  # float32 [size], any offset already added
         self._shape = (weight.shape[0],)
-        self._eps = eps
+        self.eps = eps
 
     @classmethod
     def load(cls, loader: WeightLoader, name: str, arch: Architecture) -> RMSNorm:
@@ -41,7 +41,7 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Any float dtype in, float32 out."""
-        return F.rms_norm(x.float(), self._shape, self._weight, self._eps)
+        return F.rms_norm(x.float(), self._shape, self.weight, self.eps)
 
 
 class HeadNorm:
@@ -52,13 +52,14 @@ class HeadNorm:
             loader.tensor(f"{name}.{which}_norm.weight", (spec.head_dim,), torch.float32) + arch.norm_offset
             for which in "qk"
         )
+        self.q, self.k = q, k  # float32 [head_dim]
         self._weight = torch.cat((q.expand(spec.num_heads, -1), k.expand(spec.num_kv_heads, -1)))
         self._shape = (spec.head_dim,)
-        self._eps = arch.norm_eps
+        self.eps = arch.norm_eps
 
     def __call__(self, qk: Tensor) -> Tensor:
         """float32 [T, num_heads + num_kv_heads, head_dim], the same back."""
-        return F.rms_norm(qk, self._shape, None, self._eps) * self._weight
+        return F.rms_norm(qk, self._shape, None, self.eps) * self._weight
 
 
 class Attention:
@@ -70,24 +71,24 @@ class Attention:
         rows = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
         parts = tuple(WeightPart(f"{name}.{projection}", count) for projection, count in rows.items())
         self.spec = spec
-        self._qkv = loader.linear(f"{name}.qkv_proj", parts, arch.hidden_size, plan.qkv_bias)
+        self.qkv = loader.linear(f"{name}.qkv_proj", parts, arch.hidden_size, plan.qkv_bias)
         out = (WeightPart(f"{name}.o_proj", arch.hidden_size),)
-        self._out = loader.linear(f"{name}.o_proj", out, q_rows, plan.output_bias)
-        self._head_norm = HeadNorm(loader, name, spec, arch) if plan.qk_norm else None
+        self.out = loader.linear(f"{name}.o_proj", out, q_rows, plan.output_bias)
+        self.head_norm = HeadNorm(loader, name, spec, arch) if plan.qk_norm else None
         self._backend: AttentionBackend = context.attention
         self._heads = spec.num_heads + 2 * spec.num_kv_heads
 
     def __call__(self, x: Tensor, rotation: Rotation, kv_cache: Tensor, metadata: Any) -> Tensor:
         """x [T, hidden] in the model's dtype, the same back."""
         spec = self.spec
-        qkv = self._qkv(x).view(-1, self._heads, spec.head_dim)
+        qkv = self.qkv(x).view(-1, self._heads, spec.head_dim)
         qk = qkv[:, : -spec.num_kv_heads].float()
-        if self._head_norm is not None:
-            qk = self._head_norm(qk)
+        if self.head_norm is not None:
+            qk = self.head_norm(qk)
         qk = rotation.apply(qk).to(x.dtype)
         v = qkv[:, -spec.num_kv_heads :]
         out = self._backend.forward(spec, qk[:, : spec.num_heads], qk[:, spec.num_heads :], v, kv_cache, metadata)
-        return self._out(out.reshape(x.shape[0], -1))
+        return self.out(out.reshape(x.shape[0], -1))
 
 
 class GatedMLP:
@@ -96,16 +97,16 @@ class GatedMLP:
     def __init__(self, plan: LayerPlan, arch: Architecture, loader: WeightLoader):
         name, width = f"{plan.name}.mlp", plan.intermediate_size
         parts = (WeightPart(f"{name}.gate_proj", width), WeightPart(f"{name}.up_proj", width))
-        self._gate_up = loader.linear(f"{name}.gate_up_proj", parts, arch.hidden_size, plan.mlp_bias)
-        self._down = loader.linear(
+        self.gate_up = loader.linear(f"{name}.gate_up_proj", parts, arch.hidden_size, plan.mlp_bias)
+        self.down = loader.linear(
             f"{name}.down_proj", (WeightPart(f"{name}.down_proj", arch.hidden_size),), width, plan.mlp_bias
         )
         self._activation = ACTIVATIONS[plan.activation]
         self._width = width
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate_up = self._gate_up(x)
-        return self._down(self._activation(gate_up[:, : self._width]) * gate_up[:, self._width :])
+        gate_up = self.gate_up(x)
+        return self.down(self._activation(gate_up[:, : self._width]) * gate_up[:, self._width :])
 
 
 class DecoderLayer:
@@ -117,18 +118,18 @@ class DecoderLayer:
 
         self.rope = plan.rope
         self._dtype = context.dtype
-        self._before_attention = norm("input_layernorm")
-        self._attention = Attention(plan, arch, loader, context)
+        self.before_attention = norm("input_layernorm")
+        self.attention = Attention(plan, arch, loader, context)
         sandwich = plan.norms == "sandwich"
-        self._after_attention = norm("post_attention_layernorm") if sandwich else None
+        self.after_attention = norm("post_attention_layernorm") if sandwich else None
         # In the pre-norm families the checkpoint's "post attention" norm is the one before the MLP.
-        self._before_mlp = norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")
-        self._mlp = GatedMLP(plan, arch, loader)
-        self._after_mlp = norm("post_feedforward_layernorm") if sandwich else None
+        self.before_mlp = norm("pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")
+        self.mlp = GatedMLP(plan, arch, loader)
+        self.after_mlp = norm("post_feedforward_layernorm") if sandwich else None
 
     def __call__(self, x: Tensor, rotation: Rotation, kv_cache: Tensor, metadata: Any) -> Tensor:
         """x float32 [T, hidden], the residual stream, and the same back."""
-        mixed = self._attention(self._before_attention(x).to(self._dtype), rotation, kv_cache, metadata)
-        x = x + (mixed if self._after_attention is None else self._after_attention(mixed))
-        mixed = self._mlp(self._before_mlp(x).to(self._dtype))
-        return x + (mixed if self._after_mlp is None else self._after_mlp(mixed))
+        mixed = self.attention(self.before_attention(x).to(self._dtype), rotation, kv_cache, metadata)
+        x = x + (mixed if self.after_attention is None else self.after_attention(mixed))
+        mixed = self.mlp(self.before_mlp(x).to(self._dtype))
+        return x + (mixed if self.after_mlp is None else self.after_mlp(mixed))

@@ -215,13 +215,13 @@ class Rope:
     """Makes the rotation of a batch from its positions: no table, so memory does not grow with the context length."""
 
     def __init__(self, plan: RopePlan, device: torch.device):
-        self._frequencies = inverse_frequencies(plan).to(device)
-        self._scale = plan.attention_factor
+        self.frequencies = inverse_frequencies(plan).to(device)
+        self.scale = plan.attention_factor
 
     def at(self, positions: Tensor) -> Rotation:
         """`positions` int64 [T], on the model's device."""
-        angles = positions.to(torch.float32)[:, None, None] * self._frequencies
+        angles = positions.to(torch.float32)[:, None, None] * self.frequencies
         cos, sin = angles.cos(), angles.sin()
-        if self._scale != 1.0:
-            cos, sin = cos * self._scale, sin * self._scale
+        if self.scale != 1.0:
+            cos, sin = cos * self.scale, sin * self.scale
         return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))

@@ -38,6 +38,9 @@ class ModelContract(Contract):
     family: ClassVar[str] = "llama"
     folder: ClassVar[Path | None] = None
     atol: ClassVar[float] = 2e-4  # of logits in float32
+    attends: ClassVar[bool] = (
+        True  # through its context's attention; else by itself, on the cache that the attention lays out
+    )
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -135,6 +138,8 @@ class ModelContract(Contract):
         self.assert_close(together, torch.cat([expected[1][20:], expected[0][30:]]))
 
     def test_metadata_is_prepared_once_per_batch_for_all_layers(self, spec: ModelSpec) -> None:
+        if not self.attends:
+            pytest.skip("it runs attention itself")
         model, attention, _ = self.make_model(spec)
         attention.prepared.clear()  # a model may run a batch while it is built
         attention.attended.clear()

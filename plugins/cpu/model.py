@@ -1,0 +1,197 @@
+"""The native decoder's families as one program: a step is one call of compiled code."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from core.batch import ModelBatch
+from core.model.decoder import NativeModel
+from core.model.interface import Linear, ModelContext
+from core.model.layer_groups import LayerGroups
+from core.model.layers import DecoderLayer, HeadNorm, RMSNorm
+from plugins.cpu.attention import CACHE_FORMATS
+from plugins.cpu.library import NoNativeCodeError, load
+from plugins.cpu.program import Norm, OpList, Program, pointers
+from plugins.cpu.quant import PackedLinear
+from plugins.cpu.records import SUB, Format, Option, StepRecord
+from plugins.cpu.settings import CpuModelSettings
+
+log = logging.getLogger("nonet.cpu")
+
+ACTIVATIONS = {"silu": Option.SILU, "gelu_pytorch_tanh": Option.GELU_TANH, "gelu": Option.GELU}
+MAX_HEAD_DIM = 512
+POINTERS = ctypes.POINTER(ctypes.c_void_p)
+
+
+class CpuModel(NativeModel):
+    """See `core.model.interface.Model`. The torch layers that it is made of are its slow twin, and what runs where sizes do not
+    fit or nothing compiles.
+    """
+
+    Settings = CpuModelSettings
+
+    def __init__(self, settings: CpuModelSettings, context: ModelContext):
+        super().__init__(settings, context)
+        specs = self.attention_specs
+        self._kv_shape = context.attention.kv_shape
+        self._group_of = LayerGroups.of(specs, lambda spec: self._kv_shape(spec, 1)).group_of
+        self._num_groups = max(self._group_of, default=0) + 1
+        self._vocab_size = self.architecture.vocab_size
+        self._program: Program | None = None
+        try:
+            self._program = self._made_program(settings, context)
+        except NoNativeCodeError as error:
+            log.warning("the torch layers run, which are slower: %s", error)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether compiled code runs the steps, and not the torch layers."""
+        return self._program is not None
+
+    def forward(self, batch: ModelBatch, kv_caches: Sequence[Tensor]) -> Tensor:
+        if self._program is None:
+            return super().forward(batch, kv_caches)
+        tables, slots = self._tables(batch)
+        kept = [pointers(tables), pointers(slots), pointers(kv_caches)]
+        given = [
+            t.contiguous() for t in (batch.input_ids, batch.positions, batch.query_start_loc, batch.logits_indices)
+        ]
+        logits = torch.empty(len(batch.logits_indices), self._vocab_size)
+        self._program.run(
+            StepRecord(
+                batch.num_tokens,
+                batch.num_requests,
+                len(batch.logits_indices),
+                batch.block_table.shape[1],
+                given[0].data_ptr(),
+                given[1].data_ptr(),
+                given[2].data_ptr(),
+                ctypes.cast(kept[0], POINTERS),
+                ctypes.cast(kept[1], POINTERS),
+                given[3].data_ptr(),
+                ctypes.cast(kept[2], POINTERS),
+                logits.data_ptr(),
+                None,
+                None,
+                self._block_size(kv_caches[0]),
+            )
+        )
+        return logits
+
+    def _block_size(self, kv_cache: Tensor) -> int:
+        return int(kv_cache.shape[1]) * SUB
+
+    def _tables(self, batch: ModelBatch) -> tuple[list[Tensor], list[Tensor]]:
+        """Of each group. A batch of one group has one for all."""
+        if batch.group_block_tables is None or batch.group_slot_mappings is None:
+            return [batch.block_table.contiguous()] * self._num_groups, [
+                batch.slot_mapping.contiguous()
+            ] * self._num_groups
+        return (
+            [batch.block_table.contiguous(), *batch.group_block_tables.contiguous()],
+            [batch.slot_mapping.contiguous(), *batch.group_slot_mappings.contiguous()],
+        )
+
+    def _made_program(self, settings: CpuModelSettings, context: ModelContext) -> Program:
+        """Raises NoNativeCodeError, also for sizes that the kernels do not have."""
+        library = load(settings.instructions)
+        arch, ops = self.architecture, OpList()
+        if arch.hidden_size % 16:
+            raise NoNativeCodeError(f"hidden_size {arch.hidden_size} is no multiple of 16")
+        x = ops.floats(arch.hidden_size)
+        ropes = [ops.rope(rope.frequencies.contiguous(), rope.scale) for rope in self.ropes]
+        form = Format.FLOAT32 if self.embedding.dtype == torch.float32 else Format.BFLOAT16
+        ops.embed(self.embedding, form, arch.embedding_scale, x)
+        emit = LayerOps(ops, x, arch.hidden_size)
+        for index, layer, group in zip(count(), self.layers, self._group_of, strict=False):
+            emit.layer(index, layer, arch.layers[index].activation, ropes[layer.rope], group)
+        head = packed(self.head)
+        ops.logits(
+            x,
+            norm_of(self.norm),
+            emit.rows(arch.hidden_size, head.packed.format),
+            ops.matrix(head.packed),
+            arch.final_softcap,
+        )
+        return Program(library, torch.get_num_threads(), ops, CACHE_FORMATS[context.dtype])
+
+
+class LayerOps:
+    """Emits the operations of layers, which share their buffers."""
+
+    def __init__(self, ops: OpList, x: int, hidden_size: int):
+        self._ops = ops
+        self._x = x
+        self._hidden_size = hidden_size
+        self._rows: dict[tuple[int, Format], int] = {}
+        self._floats: dict[int, int] = {}
+
+    def rows(self, width: int, form: Format) -> int:
+        key = (width, form)
+        if key not in self._rows:
+            self._rows[key] = self._ops.rows(width, form)
+        return self._rows[key]
+
+    def floats(self, width: int) -> int:
+        if width not in self._floats:
+            self._floats[width] = self._ops.floats(width)
+        return self._floats[width]
+
+    def layer(self, index: int, layer: DecoderLayer, activation: str, rope: int, group: int) -> None:
+        ops, attention, mlp = self._ops, layer.attention, layer.mlp
+        qkv, out, gate_up, down = (packed(one) for one in (attention.qkv, attention.out, mlp.gate_up, mlp.down))
+        spec = attention.spec
+        if spec.head_dim % 16 or spec.head_dim > MAX_HEAD_DIM:
+            raise NoNativeCodeError(f"head_dim {spec.head_dim} is no multiple of 16 up to {MAX_HEAD_DIM}")
+        if down.packed.k % 32:
+            raise NoNativeCodeError(f"intermediate_size {down.packed.k} is no multiple of 32")
+        heads = self.floats(qkv.packed.n)
+        self._norm_linear(layer.before_attention, qkv, heads)
+        attended = self.rows(out.packed.k, out.packed.format)
+        aligned = spec.num_heads // spec.num_kv_heads * spec.head_dim % 32 == 0
+        target = attended if aligned else self.floats(out.packed.k)
+        norms = None if attention.head_norm is None else head_norms(attention.head_norm)
+        ops.attention(heads, spec, target, group=group, layer=index, rope=rope, norms=norms)
+        if not aligned:
+            ops.convert(target, attended)
+        self._add(attended, out, layer.after_attention)
+        source = self.rows(self._hidden_size, gate_up.packed.format)
+        ops.norm(self._x, norm_of(layer.before_mlp), source)
+        gated = self.rows(down.packed.k, down.packed.format)
+        ops.gated(source, ops.matrix(gate_up.packed), gated, ACTIVATIONS[activation])
+        self._add(gated, down, layer.after_mlp)
+
+    def _norm_linear(self, norm: RMSNorm, linear: PackedLinear, target: int) -> None:
+        source = self.rows(self._hidden_size, linear.packed.format)
+        self._ops.norm(self._x, norm_of(norm), source)
+        self._ops.linear(source, self._ops.matrix(linear.packed), target)
+
+    def _add(self, source: int, linear: PackedLinear, norm: RMSNorm | None) -> None:
+        """To the residual stream, behind a norm of its own where there is one."""
+        matrix = self._ops.matrix(linear.packed)
+        if norm is None:
+            self._ops.linear(source, matrix, self._x, Option.ADD)
+            return
+        made = self.floats(self._hidden_size)
+        self._ops.linear(source, matrix, made)
+        self._ops.norm_add(made, norm_of(norm), self._x)
+
+
+def packed(linear: Linear) -> PackedLinear:
+    if not isinstance(linear, PackedLinear):
+        raise NoNativeCodeError("the weights are not in tiles")
+    return linear
+
+
+def norm_of(norm: RMSNorm) -> Norm:
+    return Norm(norm.weight.contiguous(), norm.eps)
+
+
+def head_norms(norm: HeadNorm) -> tuple[Norm, Norm]:
+    return Norm(norm.q.contiguous(), norm.eps), Norm(norm.k.contiguous(), norm.eps)

@@ -1,0 +1,282 @@
+// Weights as the kernels read them, rows of activations as a weight reads them, and the products of the two.
+//
+// A matrix [n, k] is cut into tiles of 32 of its n outputs; within a tile, numbers lie in the order in which they are used. Both
+// axes are padded with zeros: n to 32, k to 32. Every output is summed in one order, whatever other rows are computed with it.
+#pragma once
+#include "simd.h"
+
+namespace nonet {
+
+enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+
+constexpr int TILE = 32;   // outputs
+constexpr int GROUP = 32;  // activations that share a scale, and weights of INT4
+
+struct Matrix {
+  int32_t format, n, k, num_tiles;
+  const uint8_t* data;  // [num_tiles, tile_bytes]
+  const float* scales;  // INT8: of each output [num_tiles * 32]
+  const float* bias;    // of each output, or null
+};
+
+INLINE int padded(int size) { return (size + 31) / 32 * 32; }
+
+INLINE int64_t tile_bytes(int32_t format, int k) {
+  int64_t size = padded(k);
+  switch (format) {
+    case FLOAT32: return size * TILE * 4;
+    case BFLOAT16: return size * TILE * 2;
+    case INT8: return size * TILE;
+    default: return size / GROUP * (TILE * GROUP / 2 + 2 * TILE * 2);
+  }
+}
+
+// Activations [rows, padded(k)] in the format that a matrix takes: float32, bfloat16, or int8 with a scale for each group.
+struct Rows {
+  int32_t stride;  // padded(k)
+  float* floats;
+  uint16_t* halves;
+  int8_t* bytes;
+  float* scales;  // [rows, stride / GROUP]
+  int32_t* sums;  // likewise: of the int8 numbers
+};
+
+INLINE void quantize_group(const float* from, int8_t* to, float* scale, int32_t* total) {
+  F16 a = load<F16>(from), b = load<F16>(from + 16);
+  float most = largest(max(max(a, -a), max(b, -b)));
+  float inverse = most > 0.0f ? 127.0f / most : 0.0f;
+  I16 first = __builtin_convertvector(rounded(a * inverse), I16), second = __builtin_convertvector(rounded(b * inverse), I16);
+  store(to, __builtin_convertvector(first, B16));
+  store(to + 16, __builtin_convertvector(second, B16));
+  *scale = most == most ? most / 127.0f : most;  // NaN stays NaN
+  *total = sum(first + second);
+}
+
+// `count` numbers (a multiple of 32) become columns [column, column + count) of a row.
+INLINE void put(const Rows& rows, int format, int64_t row, int column, const float* from, int count) {
+  int64_t at = row * rows.stride + column;
+  if (format == FLOAT32) {
+    memcpy(rows.floats + at, from, count * 4);
+  } else if (format == BFLOAT16) {
+    for (int i = 0; i < count; i += 16) store_bf16(rows.halves + at + i, load<F16>(from + i));
+  } else {
+    for (int i = 0; i < count; i += GROUP) {
+      int64_t group = (at + i) / GROUP;
+      quantize_group(from + i, rows.bytes + at + i, rows.scales + group, rows.sums + group);
+    }
+  }
+}
+
+// --- M rows times one tile ------------------------------------------------------------------------------------------------------
+// out[m * stride + 0..31]. Each reads its weights once, from front to back.
+
+#define EACH_ROW UNROLL for (int m = 0; m < M; m++)
+
+template <int M>
+static void tile_float32(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride) {
+  const float* weights = (const float*)tile;
+  const float* from = rows.floats + row * rows.stride;
+  F16 low[M], high[M];
+  EACH_ROW low[m] = high[m] = zeros();
+  for (int i = 0; i < k; i++, weights += TILE) {
+    F16 a = load<F16>(weights), b = load<F16>(weights + 16);
+    EACH_ROW {
+      float x = from[(int64_t)m * rows.stride + i];
+      low[m] = a * x + low[m];
+      high[m] = b * x + high[m];
+    }
+  }
+  EACH_ROW store(out + m * stride, low[m]), store(out + m * stride + 16, high[m]);
+}
+
+template <int M>
+static void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride) {
+  const uint16_t* from = rows.halves + row * rows.stride;
+  F16 low[M], high[M];
+  EACH_ROW low[m] = high[m] = zeros();
+  for (int i = 0; i < k; i += 2, tile += 128) {
+    I16 a = load<I16>(tile), b = load<I16>(tile + 64);
+    if (M <= 4) prefetch(tile + 4096), prefetch(tile + 4160);
+    EACH_ROW {
+      int32_t pair = four_bytes(from + (int64_t)m * rows.stride + i);
+      low[m] = dot2(low[m], a, pair);
+      high[m] = dot2(high[m], b, pair);
+    }
+  }
+  EACH_ROW store(out + m * stride, low[m]), store(out + m * stride + 16, high[m]);
+}
+
+// Weights are bytes above 128: (w + 128) * a, less 128 times the sum of a.
+template <int M>
+static void tile_int8(
+    const Rows& rows, int64_t row, const uint8_t* tile, int k, const float* weight_scales, float* out, int64_t stride) {
+  const int groups = rows.stride / GROUP;
+  const int8_t* from = rows.bytes + row * rows.stride;
+  const float* scales = rows.scales + row * groups;
+  const int32_t* sums = rows.sums + row * groups;
+  F16 low[M], high[M];
+  EACH_ROW low[m] = high[m] = zeros();
+  for (int group = 0; group < k / GROUP; group++, from += GROUP) {
+    I16 a[M], b[M];
+    EACH_ROW a[m] = b[m] = all_int(-128 * sums[m * groups + group]);
+    for (int i = 0; i < GROUP; i += 4, tile += 128) {
+      I16 first = load<I16>(tile), second = load<I16>(tile + 64);
+      if (M <= 4) prefetch(tile + 4096), prefetch(tile + 4160);
+      EACH_ROW {
+        int32_t four = four_bytes(from + (int64_t)m * rows.stride + i);
+        a[m] = dot4(a[m], first, four);
+        b[m] = dot4(b[m], second, four);
+      }
+    }
+    EACH_ROW {
+      float scale = scales[m * groups + group];
+      low[m] = to_float(a[m]) * scale + low[m];
+      high[m] = to_float(b[m]) * scale + high[m];
+    }
+  }
+  F16 first = load<F16>(weight_scales), second = load<F16>(weight_scales + 16);
+  EACH_ROW store(out + m * stride, low[m] * first), store(out + m * stride + 16, high[m] * second);
+}
+
+// A group of a tile: 32 scales and 32 least values as float16, then 32 x 32 numbers of four bits (the low halves of 64 bytes are
+// four k of 16 outputs, the high halves the next four k). weight = scale * number + least.
+constexpr int INT4_GROUP_BYTES = 128 + TILE * GROUP / 2;
+
+template <int M>
+static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride) {
+  const int groups = rows.stride / GROUP;
+  const int8_t* from = rows.bytes + row * rows.stride;
+  const float* scales = rows.scales + row * groups;
+  const int32_t* sums = rows.sums + row * groups;
+  F16 low[M], high[M];
+  EACH_ROW low[m] = high[m] = zeros();
+  for (int group = 0; group < k / GROUP; group++, from += GROUP, tile += INT4_GROUP_BYTES) {
+    I16 a[M], b[M];
+    EACH_ROW a[m] = b[m] = I16{};
+    for (int ahead = 0; ahead < INT4_GROUP_BYTES; ahead += 64) prefetch(tile + 2560 + ahead);
+    UNROLL for (int j = 0; j < 4; j++) {
+      I16 first = load<I16>(tile + 128 + j * 128), second = load<I16>(tile + 192 + j * 128);
+      I16 a0 = first & 0x0f0f0f0f, b0 = second & 0x0f0f0f0f;
+      I16 a1 = (I16)(((U16)first >> 4) & 0x0f0f0f0fu), b1 = (I16)(((U16)second >> 4) & 0x0f0f0f0fu);
+      EACH_ROW {
+        const int8_t* at = from + (int64_t)m * rows.stride + j * 8;
+        int32_t four = four_bytes(at), next = four_bytes(at + 4);
+        a[m] = dot4(dot4(a[m], a0, four), a1, next);
+        b[m] = dot4(dot4(b[m], b0, four), b1, next);
+      }
+    }
+    F16 scale_a = load_half((const uint16_t*)tile), scale_b = load_half((const uint16_t*)tile + 16);
+    F16 least_a = load_half((const uint16_t*)tile + 32), least_b = load_half((const uint16_t*)tile + 48);
+    EACH_ROW {
+      float scale = scales[m * groups + group], total = scale * (float)sums[m * groups + group];
+      low[m] = to_float(a[m]) * (scale_a * scale) + (least_a * total + low[m]);
+      high[m] = to_float(b[m]) * (scale_b * scale) + (least_b * total + high[m]);
+    }
+  }
+  EACH_ROW store(out + m * stride, low[m]), store(out + m * stride + 16, high[m]);
+}
+
+// The same with numbers that `unpack_int4` has made bytes of: worth it where many rows share a tile. Same order, same result.
+template <int M>
+static void tile_int4_unpacked(
+    const Rows& rows, int64_t row, const uint8_t* bytes, const float* factors, int k, float* out, int64_t stride) {
+  const int groups = rows.stride / GROUP;
+  const int8_t* from = rows.bytes + row * rows.stride;
+  const float* scales = rows.scales + row * groups;
+  const int32_t* sums = rows.sums + row * groups;
+  F16 low[M], high[M];
+  EACH_ROW low[m] = high[m] = zeros();
+  for (int group = 0; group < k / GROUP; group++, from += GROUP, factors += 64) {
+    I16 a[M], b[M];
+    EACH_ROW a[m] = b[m] = I16{};
+    for (int i = 0; i < GROUP; i += 4, bytes += 128) {
+      I16 first = load<I16>(bytes), second = load<I16>(bytes + 64);
+      EACH_ROW {
+        int32_t four = four_bytes(from + (int64_t)m * rows.stride + i);
+        a[m] = dot4(a[m], first, four);
+        b[m] = dot4(b[m], second, four);
+      }
+    }
+    F16 scale_a = load<F16>(factors), scale_b = load<F16>(factors + 16);
+    F16 least_a = load<F16>(factors + 32), least_b = load<F16>(factors + 48);
+    EACH_ROW {
+      float scale = scales[m * groups + group], total = scale * (float)sums[m * groups + group];
+      low[m] = to_float(a[m]) * (scale_a * scale) + (least_a * total + low[m]);
+      high[m] = to_float(b[m]) * (scale_b * scale) + (least_b * total + high[m]);
+    }
+  }
+  EACH_ROW store(out + m * stride, low[m]), store(out + m * stride + 16, high[m]);
+}
+
+static void unpack_int4(const uint8_t* tile, int k, uint8_t* bytes, float* factors) {
+  for (int group = 0; group < k / GROUP; group++, tile += INT4_GROUP_BYTES, bytes += TILE * GROUP, factors += 64) {
+    for (int i = 0; i < 64; i += 16) store(factors + i, load_half((const uint16_t*)tile + i));
+    for (int j = 0; j < 4; j++) {
+      for (int half = 0; half < 2; half++) {
+        U16 packed = load<U16>(tile + 128 + j * 128 + half * 64);
+        store(bytes + j * 256 + half * 64, packed & 0x0f0f0f0fu);
+        store(bytes + j * 256 + 128 + half * 64, (packed >> 4) & 0x0f0f0f0fu);
+      }
+    }
+  }
+}
+
+// --- any number of rows ---------------------------------------------------------------------------------------------------------
+
+#if defined(__AVX512F__)
+constexpr int MOST_FLOAT_ROWS = 12, MOST_INT_ROWS = 6, MOST_INT4_ROWS = 4;  // as registers allow: 32 of 16 lanes
+#else
+constexpr int MOST_FLOAT_ROWS = 2, MOST_INT_ROWS = 1, MOST_INT4_ROWS = 1;  // 16 of 8 lanes
+#endif
+constexpr int UNPACK_ROWS = 16;  // from so many rows on a tile of INT4 is unpacked
+
+struct Scratch {
+  uint8_t* bytes;  // [padded(k) * 32], of a tile that is unpacked
+  float* factors;  // [padded(k) / 32 * 64]
+};
+
+// Calls kernel<M> for `count` rows from `row` on, as many at once as `MOST` allows.
+template <int MOST, class Kernel>
+INLINE void in_blocks(int64_t row, int count, Kernel kernel) {
+  for (; count >= MOST; row += MOST, count -= MOST) kernel.template operator()<MOST>(row);
+  if constexpr (MOST > 1) {
+    if (count) in_blocks<(MOST > 6 ? 6 : MOST - 1)>(row, count, kernel);
+  }
+}
+
+// out[(r - row) * stride + 0..31] of rows [row, row + count) and one tile, bias included.
+static void product(
+    const Matrix& matrix, const Rows& rows, int64_t row, int count, int tile, float* out, int64_t stride, const Scratch& scratch) {
+  const int k = padded(matrix.k);
+  const uint8_t* data = matrix.data + tile * tile_bytes(matrix.format, matrix.k);
+  const float* scales = matrix.scales + (matrix.format == INT8 ? tile * TILE : 0);
+  auto at = [&](int64_t r) { return out + (r - row) * stride; };
+  switch (matrix.format) {
+    case FLOAT32:
+      in_blocks<MOST_FLOAT_ROWS>(row, count, [&]<int M>(int64_t r) { tile_float32<M>(rows, r, data, k, at(r), stride); });
+      break;
+    case BFLOAT16:
+      in_blocks<MOST_FLOAT_ROWS>(row, count, [&]<int M>(int64_t r) { tile_bfloat16<M>(rows, r, data, k, at(r), stride); });
+      break;
+    case INT8:
+      in_blocks<MOST_INT_ROWS>(row, count, [&]<int M>(int64_t r) { tile_int8<M>(rows, r, data, k, scales, at(r), stride); });
+      break;
+    default:
+      if (count < UNPACK_ROWS) {
+        in_blocks<MOST_INT4_ROWS>(row, count, [&]<int M>(int64_t r) { tile_int4<M>(rows, r, data, k, at(r), stride); });
+        break;
+      }
+      unpack_int4(data, k, scratch.bytes, scratch.factors);
+      in_blocks<MOST_INT_ROWS>(row, count, [&]<int M>(int64_t r) {
+        tile_int4_unpacked<M>(rows, r, scratch.bytes, scratch.factors, k, at(r), stride);
+      });
+  }
+  if (matrix.bias == nullptr) return;
+  F16 low = load<F16>(matrix.bias + tile * TILE), high = load<F16>(matrix.bias + tile * TILE + 16);
+  for (int r = 0; r < count; r++, out += stride) {
+    store(out, load<F16>(out) + low);
+    store(out + 16, load<F16>(out + 16) + high);
+  }
+}
+
+}  // namespace nonet

@@ -1,0 +1,560 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace nonet {
+
+// Zeroed memory at multiples of 64 bytes, in large pages where the system has them.
+class Memory {
+ public:
+  Memory() = default;
+  Memory(const Memory&) = delete;
+  ~Memory() { std::free(data_); }
+  void* at_least(size_t size) {
+    if (size <= size_) return data_;
+    std::free(data_);
+    size_t rounded = (size + (2 << 20) - 1) / (2 << 20) * (2 << 20);
+    data_ = std::aligned_alloc(size < (2 << 20) ? 64 : 2 << 20, rounded);
+    if (data_ == nullptr) throw std::bad_alloc();
+#if defined(__linux__)
+    madvise(data_, rounded, MADV_HUGEPAGE);
+#endif
+    memset(data_, 0, rounded);
+    size_ = rounded;
+    return data_;
+  }
+  template <class T>
+  T* array(size_t count) {
+    return (T*)at_least(count * sizeof(T) + 64);
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+struct FloatBuffer {
+  Memory memory;
+  float* data = nullptr;
+  int width = 0;
+  float* row(int64_t index) const { return data + index * width; }
+};
+
+struct RowsBuffer {
+  Memory floats, halves, bytes, scales, sums;
+  Rows rows{};
+  int format = 0;
+  void reserve(int64_t count, int width) {
+    int stride = padded(width);
+    rows.stride = stride;
+    if (format == FLOAT32) rows.floats = floats.array<float>(count * stride);
+    if (format == BFLOAT16) rows.halves = halves.array<uint16_t>(count * stride);
+    if (format < INT8) return;
+    rows.bytes = bytes.array<int8_t>(count * stride);
+    rows.scales = scales.array<float>(count * stride / GROUP);
+    rows.sums = sums.array<int32_t>(count * stride / GROUP);
+  }
+};
+
+struct Worker {
+  Memory bytes, factors, products, row, queries, scores, weights, tail, partials, other;
+};
+
+constexpr int STATIC_ROWS = 8;     // up to here a thread has the same tiles in each step, which its caches hold
+constexpr int ROWS_AT_ONCE = 72;   // of activations that one tile of weights is used for, and that stay in cache
+constexpr int COUNTERS = 4096;
+
+class Program {
+ public:
+  explicit Program(const Model& model)
+      : ops_(model.ops, model.ops + model.num_ops),
+        matrices_(model.matrices, model.matrices + model.num_matrices),
+        ropes_(model.ropes, model.ropes + model.num_ropes),
+        shapes_(model.buffers, model.buffers + model.num_buffers),
+        float_cache_(model.cache_format == FLOAT32),
+        floats_(model.num_buffers),
+        rows_(model.num_buffers),
+        cosines_(model.num_ropes),
+        counters_(new Counter[COUNTERS]),
+        team_(*model.team),
+        workers_(new Worker[model.team->size()]) {}
+
+  void run(const Step& step) {
+    step_ = &step;
+    reserve(step.num_tokens, std::max(step.num_logits, 1));
+    make_tiles();
+    for (int i = 0; i < COUNTERS; i++) counters_[i].value.store(0, std::memory_order_relaxed);
+    team_.run([this](int thread) {
+      int counter = 0;
+      rotations(thread, counter);
+      for (const Op& op : ops_) perform(op, thread, counter);
+    });
+  }
+
+ private:
+  struct alignas(64) Counter {
+    std::atomic<int> value{0};
+  };
+
+  // --- memory ---
+
+  void reserve(int64_t tokens, int64_t logits) {
+    for (size_t i = 0; i < shapes_.size(); i++) {
+      int64_t count = std::max(tokens, logits);
+      if (shapes_[i].format < 0) {
+        floats_[i].width = shapes_[i].width;
+        floats_[i].data = shapes_[i].format == INPUT    ? step_->input
+                          : shapes_[i].format == OUTPUT ? step_->output
+                                                        : floats_[i].memory.array<float>(count * shapes_[i].width);
+      } else {
+        rows_[i].format = shapes_[i].format;
+        rows_[i].reserve(count, shapes_[i].width);
+      }
+    }
+    for (size_t i = 0; i < ropes_.size(); i++) cosines_[i].array<float>(tokens * ropes_[i].half * 2);
+  }
+
+  // --- who does what ---
+
+  // Calls work(index) for each of `total` indices once, over all threads; then all meet.
+  template <class Work>
+  void each(int total, int grain, bool fixed, int thread, int& counter, Work work) {
+    if (fixed) {
+      int first = (int64_t)total * thread / team_.size(), last = (int64_t)total * (thread + 1) / team_.size();
+      for (int index = first; index < last; index++) work(index);
+    } else {
+      std::atomic<int>& next = counters_[counter % COUNTERS].value;
+      for (int first; (first = next.fetch_add(grain, std::memory_order_relaxed)) < total;) {
+        for (int index = first; index < std::min(first + grain, total); index++) work(index);
+      }
+    }
+    counter++;
+    team_.wait_all();
+  }
+
+  template <class Work>
+  void each_token(int thread, int& counter, Work work) {
+    each(step_->num_tokens, step_->num_tokens >= 64 ? 8 : 1, false, thread, counter, work);
+  }
+
+  void perform(const Op& op, int thread, int& counter) {
+    switch (op.code) {
+      case EMBED: return embed(op, thread, counter);
+      case NORM: return norm(op, thread, counter);
+      case LINEAR: return linear(op, thread, counter);
+      case GATED: return gated(op, thread, counter);
+      case ATTENTION:
+        return float_cache_ ? attention<FloatCache>(op, thread, counter) : attention<BfloatCache>(op, thread, counter);
+      case NORM_ADD: return norm_add(op, thread, counter);
+      case CONVERT: return convert(op, thread, counter);
+      case LOGITS: return logits(op, thread, counter);
+    }
+  }
+
+  // --- rows ---
+
+  // cos and sin of every position: [T, 2, half].
+  void rotations(int thread, int& counter) {
+    for (size_t r = 0; r < ropes_.size(); r++) {
+      const Rope& rope = ropes_[r];
+      float* to = cosines_[r].array<float>(0);
+      each_token(thread, counter, [&](int token) {
+        float* cosines = to + (int64_t)token * rope.half * 2;
+        for (int i = 0; i < rope.half; i++) {
+          float angle = (float)step_->positions[token] * rope.frequencies[i];
+          cosines[i] = std::cos(angle) * rope.scale;
+          cosines[rope.half + i] = std::sin(angle) * rope.scale;
+        }
+      });
+    }
+  }
+
+  void embed(const Op& op, int thread, int& counter) {
+    FloatBuffer& target = floats_[op.target];
+    each_token(thread, counter, [&](int token) {
+      int64_t from = step_->token_ids[token] * target.width;
+      float* to = target.row(token);
+      if (op.option == FLOAT32) {
+        for (int i = 0; i < target.width; i++) to[i] = ((const float*)op.table)[from + i] * op.factor;
+      } else {
+        for (int i = 0; i < target.width; i++) to[i] = widen(((const uint16_t*)op.table)[from + i]) * op.factor;
+      }
+    });
+  }
+
+  // The width is a multiple of 16 (`padded` up to 32 in rows: what is beyond stays zero).
+  static void normalise(const float* from, const float* weight, int width, float eps, float* to) {
+    F16 squares = zeros();
+    for (int i = 0; i < width; i += 16) {
+      F16 value = load<F16>(from + i);
+      squares = value * value + squares;
+    }
+    float scale = 1.0f / std::sqrt(sum(squares) / (float)width + eps);
+    for (int i = 0; i < width; i += 16) store(to + i, load<F16>(from + i) * scale * load<F16>(weight + i));
+  }
+
+  float* spare(int thread, int width) { return workers_[thread].row.array<float>(padded(width) + 32); }
+
+  void norm(const Op& op, int thread, int& counter) {
+    const FloatBuffer& source = floats_[op.source];
+    float* row = spare(thread, source.width);
+    each_token(thread, counter, [&](int token) {
+      normalise(source.row(token), op.weight, source.width, op.eps, row);
+      for (int i = source.width; i < padded(source.width); i++) row[i] = 0.0f;
+      put(rows_[op.target].rows, rows_[op.target].format, token, 0, row, padded(source.width));
+    });
+  }
+
+  void norm_add(const Op& op, int thread, int& counter) {
+    const FloatBuffer& source = floats_[op.source];
+    float* row = spare(thread, source.width);
+    each_token(thread, counter, [&](int token) {
+      normalise(source.row(token), op.weight, source.width, op.eps, row);
+      float* to = floats_[op.target].row(token);
+      for (int i = 0; i < source.width; i += 16) store(to + i, load<F16>(to + i) + load<F16>(row + i));
+    });
+  }
+
+  void convert(const Op& op, int thread, int& counter) {
+    const FloatBuffer& source = floats_[op.source];
+    float* row = spare(thread, source.width);
+    each_token(thread, counter, [&](int token) {
+      memcpy(row, source.row(token), source.width * sizeof(float));
+      for (int i = source.width; i < padded(source.width); i++) row[i] = 0.0f;
+      put(rows_[op.target].rows, rows_[op.target].format, token, 0, row, padded(source.width));
+    });
+  }
+
+  // --- matrices ---
+
+  Scratch scratch(int thread, const Matrix& matrix) {
+    if (matrix.format != INT4) return {};
+    int k = padded(matrix.k);
+    return {workers_[thread].bytes.array<uint8_t>((size_t)k * TILE), workers_[thread].factors.array<float>((size_t)k / GROUP * 64)};
+  }
+
+  // Calls work(tile, row, count, products) for all tiles and blocks of rows; products [count, stride] are those of the tile, or
+  // of two that are half the matrix apart.
+  template <class Work>
+  void tiles(const Matrix& matrix, const Rows& rows, int num_rows, int together, int thread, int& counter, Work work) {
+    int blocks = num_rows <= 96 ? 1 : (num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, most = blocks == 1 ? num_rows : ROWS_AT_ONCE;
+    int items = matrix.num_tiles / together, stride = together * TILE;
+    float* products = workers_[thread].products.array<float>((size_t)most * stride);
+    Scratch room = scratch(thread, matrix);
+    each(items * blocks, num_rows <= STATIC_ROWS ? 16 : 1, num_rows <= STATIC_ROWS, thread, counter, [&](int index) {
+      int item = index % items, row = index / items * most, count = std::min(most, num_rows - row);
+      for (int t = 0; t < together; t++) product(matrix, rows, row, count, item + t * items, products + t * TILE, stride, room);
+      work(item, row, count, products);
+    });
+  }
+
+  void linear(const Op& op, int thread, int& counter) {
+    const Matrix& matrix = matrices_[op.matrix];
+    const FloatBuffer& target = floats_[op.target];
+    tiles(matrix, rows_[op.source].rows, step_->num_tokens, 1, thread, counter, [&](int tile, int row, int count, const float* from) {
+      int width = std::min(TILE, target.width - tile * TILE);
+      for (int r = 0; r < count; r++, from += TILE) {
+        float* to = target.row(row + r) + tile * TILE;
+        int i = 0;
+        for (; i + 16 <= width; i += 16) {
+          F16 value = load<F16>(from + i);
+          store(to + i, op.option & ADD ? load<F16>(to + i) + value : value);
+        }
+        for (; i < width; i++) to[i] = op.option & ADD ? to[i] + from[i] : from[i];
+      }
+    });
+  }
+
+  INLINE F16 activated(int32_t kind, F16 value) {
+    if (kind == SILU) return value / (1.0f + exp(-value));
+    if (kind == GELU_TANH) return 0.5f * value * (1.0f + tanh(0.797884561f * (value + 0.044715f * value * value * value)));
+    F16 found;
+    for (int i = 0; i < 16; i++) found[i] = 0.5f * value[i] * (1.0f + std::erf(value[i] * 0.707106781f));
+    return found;
+  }
+
+  void gated(const Op& op, int thread, int& counter) {
+    const Matrix& matrix = matrices_[op.matrix];
+    RowsBuffer& target = rows_[op.target];
+    tiles(matrix, rows_[op.source].rows, step_->num_tokens, 2, thread, counter, [&](int item, int row, int count, const float* from) {
+      alignas(64) float made[TILE];
+      for (int r = 0; r < count; r++, from += 2 * TILE) {
+        for (int i = 0; i < TILE; i += 16) store(made + i, activated(op.option, load<F16>(from + i)) * load<F16>(from + TILE + i));
+        put(target.rows, target.format, row + r, item * TILE, made, TILE);
+      }
+    });
+  }
+
+  void logits(const Op& op, int thread, int& counter) {
+    const FloatBuffer& source = floats_[op.source];
+    RowsBuffer& wanted = rows_[op.target];
+    float* row = spare(thread, source.width);
+    each(step_->num_logits, 1, false, thread, counter, [&](int index) {
+      normalise(source.row(step_->wanted[index]), op.weight, source.width, op.eps, row);
+      for (int i = source.width; i < padded(source.width); i++) row[i] = 0.0f;
+      put(wanted.rows, wanted.format, index, 0, row, padded(source.width));
+    });
+    const Matrix& matrix = matrices_[op.matrix];
+    tiles(matrix, wanted.rows, step_->num_logits, 1, thread, counter, [&](int tile, int first, int count, float* from) {
+      int width = std::min(TILE, matrix.n - tile * TILE);
+      for (int r = 0; r < count; r++, from += TILE) {
+        if (op.factor != 0.0f) {
+          for (int i = 0; i < TILE; i += 16) store(from + i, tanh(load<F16>(from + i) / op.factor) * op.factor);
+        }
+        memcpy(step_->logits + (int64_t)(first + r) * matrix.n + tile * TILE, from, width * sizeof(float));
+      }
+    });
+  }
+
+  // --- attention ---
+
+  // Tokens of a request in tiles, by how many query heads share a kv head. Those that read most come first.
+  void make_tiles() {
+    tiles_.clear();
+    single_ = true;
+    int ratio = 1;
+    for (const Op& op : ops_) {
+      if (op.code == ATTENTION) ratio = std::max(ratio, op.heads.ratio());
+    }
+    const int most = std::max(1, std::min(4, MOST_ROWS / ratio));
+    for (int request = 0; request < step_->num_requests; request++) {
+      int row = step_->query_start[request], end = step_->query_start[request + 1];
+      single_ &= end - row <= most;
+      for (; row < end; row += most) tiles_.push_back({request, row, std::min(most, end - row), step_->positions[row]});
+    }
+    std::stable_sort(tiles_.begin(), tiles_.end(), [](const Tile& a, const Tile& b) { return a.position > b.position; });
+  }
+
+  INLINE void rotate(const float* from, const float* cosines, int half, float* to) {
+    const float* sines = cosines + half;
+    if (half % 16 == 0) {
+      for (int i = 0; i < half; i += 16) {
+        F16 a = load<F16>(from + i), b = load<F16>(from + half + i), c = load<F16>(cosines + i), s = load<F16>(sines + i);
+        store(to + i, a * c - b * s);
+        store(to + half + i, b * c + a * s);
+      }
+    } else {
+      for (int i = 0; i < half; i++) {
+        float a = from[i], b = from[half + i];
+        to[i] = a * cosines[i] - b * sines[i];
+        to[half + i] = b * cosines[i] + a * sines[i];
+      }
+    }
+  }
+
+  // One head of one token: norm, rotation. `room` and the result [head_dim].
+  const float* turned(const Op& op, const float* from, const float* weight, int token, float* room) {
+    alignas(64) float normed[512];
+    if (op.rope < 0) return from;
+    const Rope& rope = ropes_[op.rope];
+    if (weight != nullptr) {
+      normalise(from, weight, op.heads.head_dim, op.eps, normed);
+      from = normed;
+    }
+    rotate(from, cosines_[op.rope].array<float>(0) + (int64_t)token * rope.half * 2, rope.half, room);
+    return room;
+  }
+
+  template <class Cache>
+  void write_token(const Op& op, int token, int kv_head) {
+    const Heads& heads = op.heads;
+    const float* all_heads = floats_[op.source].row(token);
+    alignas(64) float room[512];
+    const float* key = turned(op, all_heads + (heads.num_heads + kv_head) * heads.head_dim, op.key_weight, token, room);
+    const float* value = all_heads + (heads.num_heads + heads.num_kv_heads + kv_head) * heads.head_dim;
+    write_kv<Cache>(step_->caches[op.layer], heads, step_->slots[op.group][token], kv_head, key, value);
+  }
+
+  template <class Cache>
+  AttentionScratch attention_scratch(const Op& op, int thread) {
+    size_t rows = std::max(MOST_ROWS, op.heads.ratio()), dim = op.heads.head_dim;
+    Worker& worker = workers_[thread];
+    return {worker.queries.array<int32_t>(rows * dim), worker.scores.array<float>(rows * CHUNK),
+            worker.weights.array<float>(rows * CHUNK), worker.tail.array<float>(SUB * dim)};
+  }
+
+  template <class Cache>
+  void pack_queries(const Op& op, const Tile& tile, int kv_head, const AttentionScratch& room) {
+    typedef typename Cache::Element Element;
+    const Heads& heads = op.heads;
+    alignas(64) float turning[512];
+    Element* to = (Element*)room.queries;
+    for (int c = 0; c < tile.count; c++) {
+      for (int j = 0; j < heads.ratio(); j++, to += heads.head_dim) {
+        const float* from = floats_[op.source].row(tile.row + c) + (kv_head * heads.ratio() + j) * heads.head_dim;
+        const float* query = turned(op, from, op.weight, tile.row + c, turning);
+        for (int i = 0; i < heads.head_dim; i += 16) Cache::pack(to + i, load<F16>(query + i) * heads.scale);
+      }
+    }
+  }
+
+  Partial partial(Memory& memory, int rows, int dim) {
+    float* data = memory.array<float>((size_t)rows * (dim + 2) + 64);
+    return {data, data + rows, data + (2 * rows + 15) / 16 * 16};
+  }
+
+  int64_t first_key(const Op& op, const Tile& tile) const {
+    return op.heads.window ? std::max<int64_t>(0, tile.position - op.heads.window + 1) : 0;
+  }
+
+  // What the rows of a tile see in one chunk.
+  template <class Cache>
+  void attend(const Op& op, const Tile& tile, int kv_head, int64_t chunk, const AttentionScratch& room, const Partial& found) {
+    Pages pages{step_->tables[op.group] + (int64_t)tile.request * step_->num_columns, step_->block_size};
+    int64_t start = chunk * CHUNK, last = tile.position + tile.count - 1;
+    ChunkWork<Cache> work{op.heads,
+                          pages,
+                          tile,
+                          kv_head,
+                          step_->caches[op.layer],
+                          room,
+                          std::max(start, first_key(op, tile)),
+                          std::min(start + CHUNK - 1, last),
+                          start};
+    work.run(found);
+  }
+
+  void merge(const Partial& to, const Partial& from, int rows, int dim) {
+    for (int r = 0; r < rows; r++) {
+      merge_row(to.most + r, to.total + r, to.values + (int64_t)r * dim, from.most[r], from.total[r], from.values + (int64_t)r * dim, dim);
+    }
+  }
+
+  void finish(const Op& op, const Tile& tile, int kv_head, const Partial& found) {
+    const int ratio = op.heads.ratio(), dim = op.heads.head_dim, width = ratio * dim;
+    for (int r = 0; r < tile.count * ratio; r++) {
+      float inverse = 1.0f / found.total[r];
+      float* values = found.values + (int64_t)r * dim;
+      for (int i = 0; i < dim; i += 16) store(values + i, load<F16>(values + i) * inverse);
+    }
+    for (int c = 0; c < tile.count; c++) {
+      const float* from = found.values + (int64_t)c * width;
+      if (shapes_[op.target].format < 0) {
+        memcpy(floats_[op.target].row(tile.row + c) + kv_head * width, from, width * sizeof(float));
+      } else {
+        put(rows_[op.target].rows, rows_[op.target].format, tile.row + c, kv_head * width, from, width);
+      }
+    }
+  }
+
+  template <class Cache>
+  void attention(const Op& op, int thread, int& counter) {
+    const int heads = op.heads.num_kv_heads;
+    if (!single_) {
+      each(step_->num_tokens * heads, 8, false, thread, counter, [&](int index) { write_token<Cache>(op, index / heads, index % heads); });
+    }
+    int items = (int)tiles_.size() * heads;
+    if (items < 3 * team_.size() && team_.size() > 1 && !tiles_.empty() && tiles_[0].position >= 2 * CHUNK) {
+      return split_attention<Cache>(op, thread, counter);
+    }
+    AttentionScratch room = attention_scratch<Cache>(op, thread);
+    each(items, 1, false, thread, counter, [&](int index) {
+      const Tile& tile = tiles_[index / heads];
+      const int kv_head = index % heads, rows = tile.count * op.heads.ratio(), dim = op.heads.head_dim;
+      if (single_) {
+        for (int c = 0; c < tile.count; c++) write_token<Cache>(op, tile.row + c, kv_head);
+      }
+      pack_queries<Cache>(op, tile, kv_head, room);
+      Partial found = partial(workers_[thread].partials, rows, dim), other = partial(workers_[thread].other, rows, dim);
+      int64_t chunk = first_key(op, tile) / CHUNK, last = (tile.position + tile.count - 1) / CHUNK;
+      attend<Cache>(op, tile, kv_head, chunk, room, found);
+      while (++chunk <= last) {
+        attend<Cache>(op, tile, kv_head, chunk, room, other);
+        merge(found, other, rows, dim);
+      }
+      finish(op, tile, kv_head, found);
+    });
+  }
+
+  // Few rows with long contexts: every chunk is an item of its own, and the results are joined in order afterwards.
+  template <class Cache>
+  void split_attention(const Op& op, int thread, int& counter) {
+    const int heads = op.heads.num_kv_heads, dim = op.heads.head_dim;
+    const int rows = std::max(MOST_ROWS, op.heads.ratio()), size = (rows * (dim + 2) + 64 + 15) / 16 * 16;
+    if (single_) {
+      each(step_->num_tokens * heads, 1, false, thread, counter, [&](int index) { write_token<Cache>(op, index / heads, index % heads); });
+    }
+    int chunks = (int)((tiles_[0].position + tiles_[0].count - 1) / CHUNK) + 1;  // the first reads most
+    if (thread == 0) partials_.array<float>((size_t)tiles_.size() * heads * chunks * size);
+    team_.wait_all();
+    float* all_partials = partials_.array<float>(0);
+    auto at = [&](int item, int chunk) {
+      float* data = all_partials + ((int64_t)item * chunks + chunk) * size;
+      return Partial{data, data + rows, data + (2 * rows + 15) / 16 * 16};
+    };
+    auto seen = [&](const Tile& tile, int chunk) {
+      return chunk >= first_key(op, tile) / CHUNK && chunk <= (tile.position + tile.count - 1) / CHUNK;
+    };
+    AttentionScratch room = attention_scratch<Cache>(op, thread);
+    each((int)tiles_.size() * heads * chunks, 1, false, thread, counter, [&](int index) {
+      int item = index / chunks, chunk = index % chunks;
+      const Tile& tile = tiles_[item / heads];
+      if (!seen(tile, chunk)) return;
+      pack_queries<Cache>(op, tile, item % heads, room);
+      attend<Cache>(op, tile, item % heads, chunk, room, at(item, chunk));
+    });
+    each((int)tiles_.size() * heads, 1, false, thread, counter, [&](int item) {
+      const Tile& tile = tiles_[item / heads];
+      int chunk = (int)(first_key(op, tile) / CHUNK);
+      Partial found = at(item, chunk);
+      while (++chunk < chunks && seen(tile, chunk)) merge(found, at(item, chunk), tile.count * op.heads.ratio(), dim);
+      finish(op, tile, item % heads, found);
+    });
+  }
+
+  const std::vector<Op> ops_;
+  const std::vector<Matrix> matrices_;
+  const std::vector<Rope> ropes_;
+  const std::vector<Buffer> shapes_;
+  const bool float_cache_;
+  std::vector<FloatBuffer> floats_;
+  std::vector<RowsBuffer> rows_;
+  std::vector<Memory> cosines_;
+  Memory partials_;
+  std::unique_ptr<Counter[]> counters_;
+  Team& team_;
+  std::unique_ptr<Worker[]> workers_;
+  std::vector<Tile> tiles_;
+  bool single_ = true;  // each request has one tile
+  const Step* step_ = nullptr;
+};
+
+}  // namespace nonet
+
+extern "C" {
+
+int nonet_abi() { return 1; }
+
+void* nonet_team(int num_threads) {
+  try {
+    return new nonet::Team(num_threads);
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+void* nonet_new(const nonet::Model* model) {
+  try {
+    return new nonet::Program(*model);
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+int nonet_step(void* program, const nonet::Step* step) {
+  try {
+    ((nonet::Program*)program)->run(*step);
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
+void nonet_free(void* program) { delete (nonet::Program*)program; }
+}

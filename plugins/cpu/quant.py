@@ -1,0 +1,112 @@
+"""Weights in tiles for compiled code, in four formats; where there is no compiler, the same numbers through torch."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from core.model.interface import QuantContext
+from plugins.cpu.library import Library, NoNativeCodeError, load
+from plugins.cpu.packing import PackedMatrix, pack, rounded
+from plugins.cpu.program import OpList, Program
+from plugins.cpu.records import Format, Kind, StepRecord
+from plugins.cpu.settings import CpuQuantSettings
+
+log = logging.getLogger("nonet.cpu")
+
+HEAD = "lm_head"
+
+
+class PackedLinear:
+    """`core.model.interface.Linear` of a packed weight."""
+
+    def __init__(self, packed: PackedMatrix, library: Library, dtype: torch.dtype):
+        self.packed = packed
+        self._library = library
+        self._dtype = dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        given = x.float().contiguous()
+        out = torch.empty(len(x), self.packed.n)
+        step = StepRecord(num_tokens=len(x), input=given.data_ptr(), output=out.data_ptr())
+        self._program.run(step)
+        return out.to(self._dtype)
+
+    @cached_property
+    def _program(self) -> Program:
+        packed, ops = self.packed, OpList()
+        source, rows, target = (
+            ops.floats(packed.k, Kind.INPUT),
+            ops.rows(packed.k, packed.format),
+            ops.floats(packed.n, Kind.OUTPUT),
+        )
+        ops.convert(source, rows)
+        ops.linear(rows, ops.matrix(packed), target)
+        return Program(self._library, torch.get_num_threads(), ops, Format.FLOAT32)
+
+
+class TorchLinear:
+    """The slow twin: weights and activations rounded as the compiled code has them, and multiplied by torch in float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, form: Format, dtype: torch.dtype):
+        self._weight = rounded(weight, form)
+        self._bias = None if bias is None else bias.float()
+        self._form = form
+        self._dtype = dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(rounded_rows(x.float(), self._form), self._weight, self._bias).to(self._dtype)
+
+
+def rounded_rows(x: Tensor, form: Format) -> Tensor:
+    """float32 [T, k]: activations as a weight of this format meets them."""
+    if form is Format.FLOAT32:
+        return x
+    if form is Format.BFLOAT16:
+        return x.bfloat16().float()
+    groups = F.pad(x, (0, -x.shape[1] % 32)).view(len(x), -1, 32)
+    scales = groups.abs().amax(2, keepdim=True) / 127
+    return ((groups / scales.clamp_min(1e-30)).round() * scales).view(len(x), -1)[:, : x.shape[1]]
+
+
+class CpuQuant:
+    """See `core.model.interface.QuantMethod`."""
+
+    Settings = CpuQuantSettings
+    form: ClassVar[Format]
+    head_form: ClassVar[Format]
+
+    def __init__(self, settings: CpuQuantSettings, context: QuantContext):
+        self._dtype = context.dtype
+        try:
+            self._library: Library | None = load(settings.instructions)
+        except NoNativeCodeError as error:
+            self._library = None
+            log.warning("no native code, so weights go through torch, which is slower: %s", error)
+
+    def linear(self, name: str, weight: Tensor, bias: Tensor | None) -> PackedLinear | TorchLinear:
+        form = self.head_form if name == HEAD else self.form
+        if self._library is None:
+            return TorchLinear(weight, bias, form, self._dtype)
+        return PackedLinear(pack(weight, bias, form), self._library, self._dtype)
+
+
+class Float32(CpuQuant):
+    form = head_form = Format.FLOAT32
+
+
+class Bfloat16(CpuQuant):
+    form = head_form = Format.BFLOAT16
+
+
+class Int8(CpuQuant):
+    form = head_form = Format.INT8
+
+
+class Int4(CpuQuant):
+    form, head_form = Format.INT4, Format.INT8

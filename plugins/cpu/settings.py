@@ -1,0 +1,29 @@
+"""Settings of the native CPU code, apart from it so that a config is checked without torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from core.model.model_settings import NativeSettings
+
+Instructions = Literal["auto", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable"]
+
+
+class NativeCode(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    instructions: Instructions = Field(default="auto", description="what kernels are compiled for; auto: the best here")
+
+
+class CpuModelSettings(NativeSettings, NativeCode):
+    pass
+
+
+class CpuAttentionSettings(NativeCode):
+    pass
+
+
+class CpuQuantSettings(NativeCode):
+    pass

@@ -1,0 +1,184 @@
+"""The native CPU code keeps the contracts, with each set of instructions that this machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, NoReturn
+
+import pytest
+import torch
+from torch import Tensor
+
+from core.model.interface import AttentionContext, ModelContext, QuantContext
+from core.model.spec import ModelSpec
+from core.progress import no_progress
+from core.testing.attention import AttentionContract
+from core.testing.model import BLOCK_SIZE, CPU, ModelContract
+from core.testing.quant import QuantContract
+from core.testing.suites import words_of
+from plugins.cpu import attention, library, model, quant
+from plugins.cpu.attention import CpuPaged
+from plugins.cpu.library import NoNativeCodeError
+from plugins.cpu.model import CpuModel
+from plugins.cpu.quant import Bfloat16, CpuQuant, Float32, Int4, Int8, PackedLinear, TorchLinear
+from plugins.cpu.settings import CpuQuantSettings
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    def fail(instructions: str) -> NoReturn:
+        raise NoNativeCodeError("no C++ compiler")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "load", fail)
+        patch.setattr(quant, "load", fail)
+        patch.setattr(model, "load", fail)
+        yield
+
+
+def needs(instructions: str) -> dict[str, str]:
+    try:
+        library.load(instructions)
+    except NoNativeCodeError as error:
+        pytest.skip(str(error))
+    return {"instructions": instructions}
+
+
+class TestCpuPaged(AttentionContract):
+    component = CpuPaged
+    provides = words_of("attention", "cpu_paged")
+    instructions: ClassVar[str] = "auto"
+
+    def make(self, context: object) -> CpuPaged:
+        return CpuPaged(CpuPaged.Settings(**needs(self.instructions)), context)
+
+
+class TestCpuPagedAvx2(TestCpuPaged):
+    instructions = "avx2"
+
+
+class TestCpuPagedPortable(TestCpuPaged):
+    instructions = "portable"
+
+
+class TestWithoutCompilerPaged(TestCpuPaged):
+    """The slow twin."""
+
+    def make(self, context: object) -> CpuPaged:
+        with without_compiler():
+            return super().make(context)
+
+
+class CpuQuantContract(QuantContract):
+    instructions: ClassVar[str] = "auto"
+
+    def make(self, context: object) -> CpuQuant:
+        return self.component(self.component.Settings(**needs(self.instructions)), context)
+
+
+class TestFloat32(CpuQuantContract):
+    component = Float32
+    max_error = 0.005
+
+
+class TestBfloat16(CpuQuantContract):
+    component = Bfloat16
+    max_error = 0.01
+
+
+class TestInt8(CpuQuantContract):
+    component = Int8
+    max_error = 0.02
+
+
+class TestInt4(CpuQuantContract):
+    component = Int4
+    max_error = 0.12
+
+
+class TestInt8Avx2(TestInt8):
+    instructions = "avx2"
+
+
+class TestInt4Avx2(TestInt4):
+    instructions = "avx2"
+
+
+class TestInt8Portable(TestInt8):
+    instructions = "portable"
+
+
+class TestBfloat16Portable(TestBfloat16):
+    instructions = "portable"
+
+
+class NamedFloat32(Float32):
+    """Remembers what it was asked for."""
+
+    def __init__(self, settings: CpuQuantSettings, context: QuantContext):
+        super().__init__(settings, context)
+        self.names: list[str] = []
+
+    def linear(self, name: str, weight: Tensor, bias: Tensor | None) -> PackedLinear | TorchLinear:
+        self.names.append(name)
+        return super().linear(name, weight, bias)
+
+
+class TestInt4WithoutCompiler(TestInt4):
+    def make(self, context: object) -> CpuQuant:
+        with without_compiler():
+            return super().make(context)
+
+
+class TestCpuModel(ModelContract):
+    component = CpuModel
+    attends = False
+    native: ClassVar[bool] = True
+    instructions: ClassVar[str] = "auto"
+
+    def make_model(self, spec: ModelSpec) -> tuple[CpuModel, CpuPaged, NamedFloat32]:
+        chosen = needs(self.instructions)
+        paged = CpuPaged(CpuPaged.Settings(**chosen), AttentionContext(CPU, torch.float32, BLOCK_SIZE))
+        named = NamedFloat32(CpuQuantSettings(**chosen), QuantContext(CPU, torch.float32))
+        with torch.inference_mode():
+            context = ModelContext(spec, CPU, torch.float32, paged, named, no_progress)
+            made = CpuModel(CpuModel.Settings(**chosen), context)
+        assert made.is_native is self.native
+        return made, paged, named
+
+
+class TestCpuQwen3(TestCpuModel):
+    family = "qwen3"
+
+
+class TestCpuQwen2(TestCpuModel):
+    family = "qwen2"
+
+
+class TestCpuGemma2(TestCpuModel):
+    family = "gemma2"
+
+
+class TestCpuGemma3(TestCpuModel):
+    family = "gemma3_text"
+
+
+class TestCpuMistral(TestCpuModel):
+    family = "mistral"
+
+
+class TestCpuModelWithoutCompiler(TestCpuGemma3):
+    native = False
+
+    def make_model(self, spec: ModelSpec) -> tuple[CpuModel, CpuPaged, NamedFloat32]:
+        with without_compiler():
+            return super().make_model(spec)
+
+
+class TestCpuModelAvx2(TestCpuGemma3):
+    instructions = "avx2"
+
+
+class TestCpuModelPortable(TestCpuQwen3):
+    instructions = "portable"
