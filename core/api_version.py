@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-API_VERSION = "1.3"
+API_VERSION = "1.4"
 """Version of this contract, major.minor.
 
 1.0 had the hooks of the nine stages and of model, attention, quant, cache and executor. It was never released; 1.1 is to
@@ -27,6 +27,8 @@ plugin is given have defaults. Neither has been released yet, so two things coul
   is written again a few steps later: who keeps a batch for longer copies it.
 
 1.3 adds grammars: the config group, the word `grammar` of a sampler, and `jump_forward` of a scheduler.
+
+1.4 adds weights in the blocks of a GGUF file: a quant method may take them as they are.
 
 What each added is in `SINCE`."""
 
@@ -89,6 +91,7 @@ SINCE: Mapping[str, str] = MappingProxyType(
         "provide_reasoning_parsers": "1.3",
         "FrontHalf.reasoning_parser": "1.3",
         "SamplingParams.shown_token_ids": "1.3",
+        "BlockQuantMethod": "1.4",
     }
 )
 """What is newer than 1.0, and since when: hooks, fields of `Component`, and parts of what stages are given or must do."""

@@ -6,7 +6,7 @@ a `Component` names a class, config selects it, assembly imports and builds it a
 
 The module also says which version of this contract it was written for, as a literal::
 
-    NONET_API = "1.3"
+    NONET_API = "1.4"
 
 A plugin for API 1.N loads here where N is not past ours: from the first release on, a minor version only adds
 (`core.api_version` says what is different about 1.0). Another major version, a newer minor one, or none, is refused with one

@@ -12,12 +12,12 @@ from core.batch import ModelBatch
 from core.model.arch import Architecture, read_architecture
 from core.model.interface import AttentionSpec, Linear, ModelContext
 from core.model.layers import DecoderLayer, RMSNorm
-from core.model.loader import WeightLoader, WeightPart
+from core.model.loader import Loader, WeightLoader, WeightPart
 from core.model.model_settings import NativeSettings
 from core.model.rope import Rope
 from core.model.weights import open_weights
 
-_EMBEDDING, _LM_HEAD = "model.embed_tokens.weight", "lm_head"
+EMBEDDING, LM_HEAD = "model.embed_tokens", "lm_head"
 
 
 class NativeModel:
@@ -30,22 +30,31 @@ class NativeModel:
 
     def __init__(self, settings: NativeSettings, context: ModelContext):
         arch = read_architecture(context.spec.config, settings.ignore_config_keys)
-        loader = WeightLoader(open_weights(context.spec.files), context)
         self.architecture: Architecture = arch
         self._attention = context.attention
         self._dtype = context.dtype
         self.ropes = tuple(Rope(plan, context.device) for plan in arch.ropes)
-        self.embedding = loader.tensor(_EMBEDDING, (arch.vocab_size, arch.hidden_size))
+        self._load(self._loader(context), context)
+
+    def _loader(self, context: ModelContext) -> Loader:
+        return WeightLoader(open_weights(context.spec.files), context)
+
+    def _load(self, loader: Loader, context: ModelContext) -> None:
+        arch = self.architecture
+        self.embedding = self._load_embedding(loader)
         self.layers = tuple(DecoderLayer(plan, arch, loader, context) for plan in arch.layers)
         self.norm = RMSNorm.load(loader, "model.norm", arch)
-        self.head = self._load_head(loader, context)
+        self.head = self._load_head(loader)
         loader.finish(arch.tied_embeddings)
 
-    def _load_head(self, loader: WeightLoader, context: ModelContext) -> Linear:
+    def _load_embedding(self, loader: Loader) -> Tensor:
+        return loader.tensor(f"{EMBEDDING}.weight", (self.architecture.vocab_size, self.architecture.hidden_size))
+
+    def _load_head(self, loader: Loader) -> Linear:
         arch = self.architecture
-        if arch.tied_embeddings:
-            return context.quant.linear(_LM_HEAD, self.embedding, None)
-        return loader.linear(_LM_HEAD, (WeightPart(_LM_HEAD, arch.vocab_size),), arch.hidden_size, bias=False)
+        part = WeightPart(EMBEDDING if arch.tied_embeddings else LM_HEAD, arch.vocab_size)
+        tied = self.embedding if arch.tied_embeddings and len(self.embedding) else None
+        return loader.linear(LM_HEAD, (part,), arch.hidden_size, bias=False, tied=tied)
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:

@@ -8,6 +8,7 @@ the 24-bit significand of float32, so results do not depend on the order of oper
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from core.model.block_formats import FORMATS, BlockFormat
 
-__all__ = ["FORMATS", "SLICE_ELEMENTS", "UNPACKERS", "BlockFormat", "dequantize"]
+__all__ = ["FORMATS", "PARTS", "SLICE_ELEMENTS", "UNPACKERS", "BlockFormat", "BlockParts", "block_parts", "dequantize"]
 
 Unpack = Callable[[Tensor], Tensor]  # uint8 [n, block_bytes] -> float32 [n, block_size]
 
@@ -40,6 +41,23 @@ def dequantize(raw: Tensor, block_format: BlockFormat, dtype: torch.dtype) -> Te
         blocks = raw[start : start + step].reshape(-1, block_format.block_bytes)
         out[start : start + step] = unpack(blocks).view(-1, cols)
     return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockParts:
+    """A matrix in groups of 32 before it is multiplied out: weight = scale * number + least."""
+
+    numbers: Tensor  # uint8 or int8 [rows, cols]
+    scales: Tensor  # float32 [rows, cols / 32]
+    least: Tensor | None  # likewise; None: 0
+
+
+def block_parts(raw: Tensor, block_format: BlockFormat) -> BlockParts:
+    """uint8 [rows, row_bytes] of a format among `PARTS`. Multiplied out it is what `dequantize` gives."""
+    parts = PARTS[block_format.name](raw.reshape(-1, block_format.block_bytes))
+    rows = len(raw)
+    least = None if parts.least is None else parts.least.view(rows, -1)
+    return BlockParts(parts.numbers.view(rows, -1), parts.scales.view(rows, -1), least)
 
 
 def _half(two_bytes: Tensor) -> Tensor:
@@ -177,3 +195,28 @@ UNPACKERS: Mapping[str, Unpack] = MappingProxyType(
     }
 )
 """By name of the block format; the formats that are not here are known by size but cannot be read."""
+
+
+def _q4_0_parts(blocks: Tensor) -> BlockParts:
+    scale = _half(blocks[:, :2])
+    return BlockParts(_nibbles(blocks[:, 2:]).reshape(-1, 32), scale, -8 * scale)
+
+
+def _q4_1_parts(blocks: Tensor) -> BlockParts:
+    return BlockParts(_nibbles(blocks[:, 4:]).reshape(-1, 32), _half(blocks[:, :2]), _half(blocks[:, 2:4]))
+
+
+def _q4_k_parts(blocks: Tensor) -> BlockParts:
+    scale, minimum = _six_bit_scales(blocks[:, 4:16])
+    numbers = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 256)
+    return BlockParts(numbers, _half(blocks[:, :2]) * scale, _half(blocks[:, 2:4]) * minimum * -1.0)
+
+
+def _q8_0_parts(blocks: Tensor) -> BlockParts:
+    return BlockParts(blocks[:, 2:].contiguous().view(torch.int8), _half(blocks[:, :2]), None)
+
+
+PARTS: Mapping[str, Callable[[Tensor], BlockParts]] = MappingProxyType(
+    {"Q4_0": _q4_0_parts, "Q4_1": _q4_1_parts, "Q4_K": _q4_k_parts, "Q8_0": _q8_0_parts}
+)
+"""By name of the block format: those whose numbers lie in groups of 32."""

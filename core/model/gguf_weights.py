@@ -177,16 +177,34 @@ def read_hf_tensor(file: GGUFFile, hf_name: str, dtype: torch.dtype | None = Non
 
     Raises ModelFileError when the file does not hold it.
     """
+    weight = _stored(file, hf_name)
+    if weight.transform is WeightTransform.MINUS_ONE:
+        plain = file.read(weight.name) - 1  # in float32, before any rounding
+        return plain if dtype is None else plain.to(dtype)
+    return _rows_in_order(file, weight, file.read(weight.name, dtype))
+
+
+def read_hf_blocks(file: GGUFFile, hf_name: str) -> Tensor | None:
+    """The same weight as the file has it, uint8 [rows, row_bytes], conversion undone; None where it is not in blocks."""
+    weight = _stored(file, hf_name)
+    info = file.info(weight.name)
+    if info.block_format.block_size == 1 or weight.transform is WeightTransform.MINUS_ONE or len(info.shape) != 2:
+        return None
+    return _rows_in_order(file, weight, file.raw(weight.name).view(info.shape[0], -1))
+
+
+def _stored(file: GGUFFile, hf_name: str) -> GGUFWeight:
     weights = file_weights(file)
     weight = weights.get(hf_name)
     if weight is None:
         raise ModelFileError(
             f"{file.path}: tensor {hf_name}: is not part of this model{near_matches(hf_name, weights)}"
         )
-    if weight.transform is WeightTransform.MINUS_ONE:
-        plain = file.read(weight.name) - 1  # in float32, before any rounding
-        return plain if dtype is None else plain.to(dtype)
-    stored = file.read(weight.name, dtype)
+    return weight
+
+
+def _rows_in_order(file: GGUFFile, weight: GGUFWeight, stored: Tensor) -> Tensor:
+    """Rows as Hugging Face has them. Raises ModelFileError where they do not divide into heads."""
     if weight.transform is WeightTransform.NONE:
         return stored
     heads, kv_heads = head_counts(MetadataFields(file.metadata, str(file.path)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from core.batch import ModelBatch, SamplerOutput
 from core.model.step_faults import NoFaults as NoFaults
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from core.cache.kv_cache import KVCopy
     from core.model.spec import ModelSpec
+    from core.model.weights import BlockWeight
     from core.progress import Progress
     from core.stages.sampler import Sampler
 
@@ -165,6 +166,19 @@ class QuantMethod(Protocol):
 
     def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """`name` is the module's Hugging Face name; `weight` [out, in] in the checkpoint's or the model's dtype."""
+        ...
+
+
+@runtime_checkable
+class BlockQuantMethod(QuantMethod, Protocol):
+    """A quant method that may take weights as a GGUF file has them. Optional (API 1.4): one without these methods gets floats."""
+
+    def takes_blocks(self, name: str, block_formats: Sequence[str]) -> bool:
+        """Whether `block_linear` is to be called with matrices in these formats (Q4_0, Q4_K, …), and not `linear` with floats."""
+        ...
+
+    def block_linear(self, name: str, blocks: Sequence[BlockWeight], bias: torch.Tensor | None) -> Linear:
+        """`blocks`: matrices whose rows follow each other, with the same number of columns."""
         ...
 
 

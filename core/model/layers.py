@@ -16,7 +16,7 @@ from torch import Tensor
 
 from core.model.arch import Activation, Architecture, LayerPlan
 from core.model.interface import AttentionBackend, AttentionSpec, ModelContext
-from core.model.loader import WeightLoader, WeightPart
+from core.model.loader import Loader, WeightPart
 from core.model.rope import Rotation
 
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
@@ -35,7 +35,7 @@ class RMSNorm:
         self.eps = eps
 
     @classmethod
-    def load(cls, loader: WeightLoader, name: str, arch: Architecture) -> RMSNorm:
+    def load(cls, loader: Loader, name: str, arch: Architecture) -> RMSNorm:
         weight = loader.tensor(f"{name}.weight", (arch.hidden_size,), torch.float32)
         return cls(weight + arch.norm_offset, arch.norm_eps)
 
@@ -47,7 +47,7 @@ class RMSNorm:
 class HeadNorm:
     """RMSNorm over each head of q and k in one pass: they lie side by side and differ only in their weights."""
 
-    def __init__(self, loader: WeightLoader, name: str, spec: AttentionSpec, arch: Architecture):
+    def __init__(self, loader: Loader, name: str, spec: AttentionSpec, arch: Architecture):
         q, k = (
             loader.tensor(f"{name}.{which}_norm.weight", (spec.head_dim,), torch.float32) + arch.norm_offset
             for which in "qk"
@@ -65,7 +65,7 @@ class HeadNorm:
 class Attention:
     """Projections, head norms and RoPE around the attention backend."""
 
-    def __init__(self, plan: LayerPlan, arch: Architecture, loader: WeightLoader, context: ModelContext):
+    def __init__(self, plan: LayerPlan, arch: Architecture, loader: Loader, context: ModelContext):
         spec, name = plan.attention, f"{plan.name}.self_attn"
         q_rows, kv_rows = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         rows = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
@@ -94,7 +94,7 @@ class Attention:
 class GatedMLP:
     """down(act(gate(x)) * up(x)), gate and up in one matmul (GLU variants: Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, plan: LayerPlan, arch: Architecture, loader: WeightLoader):
+    def __init__(self, plan: LayerPlan, arch: Architecture, loader: Loader):
         name, width = f"{plan.name}.mlp", plan.intermediate_size
         parts = (WeightPart(f"{name}.gate_proj", width), WeightPart(f"{name}.up_proj", width))
         self.gate_up = loader.linear(f"{name}.gate_up_proj", parts, arch.hidden_size, plan.mlp_bias)
@@ -112,7 +112,7 @@ class GatedMLP:
 class DecoderLayer:
     """Attention and MLP, each added to the residual stream, with norms where the plan puts them."""
 
-    def __init__(self, plan: LayerPlan, arch: Architecture, loader: WeightLoader, context: ModelContext):
+    def __init__(self, plan: LayerPlan, arch: Architecture, loader: Loader, context: ModelContext):
         def norm(name: str) -> RMSNorm:
             return RMSNorm.load(loader, f"{plan.name}.{name}", arch)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from core.errors import ModelFileError
-from core.model.interface import Linear, ModelContext
-from core.model.weights import WeightSource
+from core.model.interface import BlockQuantMethod, Linear, ModelContext
+from core.model.weights import BlockWeight, WeightSource
 
 _NOT_WEIGHTS = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")  # buffers that old checkpoints carry
 
@@ -21,6 +22,18 @@ class WeightPart:
 
     name: str  # Hugging Face module name, without .weight
     rows: int
+
+
+class Loader(Protocol):
+    """Where a decoder's layers get their weights; `WeightLoader` is the one that reads the model's files."""
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor: ...
+
+    def linear(
+        self, name: str, parts: Sequence[WeightPart], in_features: int, bias: bool, tied: Tensor | None = None
+    ) -> Linear: ...
+
+    def finish(self, tied_embeddings: bool) -> None: ...
 
 
 class WeightLoader:
@@ -35,21 +48,45 @@ class WeightLoader:
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """One tensor on the model's device. Raises ModelFileError when it is missing or of another shape."""
         tensor = self._source.read(name, dtype or self._context.dtype)
-        if tuple(tensor.shape) != shape:
+        self._count(name, tuple(tensor.shape), shape)
+        return tensor.to(self._context.device)
+
+    def _count(self, name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        if found != shape:
             raise ModelFileError(
-                f"{self._source.location}: tensor {name}: shape {list(tensor.shape)}, the config asks for {list(shape)}"
+                f"{self._source.location}: tensor {name}: shape {list(found)}, the config asks for {list(shape)}"
             )
         self._unread.discard(name)
         self._context.progress("weights", self._total - len(self._unread), self._total)
-        return tensor.to(self._context.device)
 
-    def linear(self, name: str, parts: Sequence[WeightPart], in_features: int, bias: bool) -> Linear:
-        """One matmul over the rows of all `parts`, in order; `name` is what the quant method knows it by."""
-        weight = self._merged([f"{part.name}.weight" for part in parts], [(part.rows, in_features) for part in parts])
+    def linear(
+        self, name: str, parts: Sequence[WeightPart], in_features: int, bias: bool, tied: Tensor | None = None
+    ) -> Linear:
+        """One matmul over the rows of all `parts`, in order; `name` is what the quant method knows it by. `tied`: the weight,
+        where it is a tensor that the model has already.
+        """
         biases = (
             self._merged([f"{part.name}.bias" for part in parts], [(part.rows,) for part in parts]) if bias else None
         )
-        return self._context.quant.linear(name, weight, biases)
+        names, shapes = [f"{part.name}.weight" for part in parts], [(part.rows, in_features) for part in parts]
+        quant = self._context.quant
+        if isinstance(quant, BlockQuantMethod) and (blocks := self._blocks(quant, name, names, shapes)):
+            return quant.block_linear(name, blocks, biases)
+        weight = self._merged(names, shapes) if tied is None else tied
+        return quant.linear(name, weight, biases)
+
+    def _blocks(
+        self, quant: BlockQuantMethod, name: str, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
+    ) -> list[BlockWeight]:
+        """The weights as the file has them, where the quant method takes them so; else none."""
+        found = [self._source.blocks(each) for each in names]
+        blocks = [each for each in found if each is not None]
+        if len(blocks) < len(names) or not quant.takes_blocks(name, [each.block_format.name for each in blocks]):
+            return []
+        for each, block, shape in zip(names, blocks, shapes, strict=True):
+            columns = block.data.shape[1] // block.block_format.block_bytes * block.block_format.block_size
+            self._count(each, (len(block.data), columns), shape)
+        return blocks
 
     def _merged(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Tensor:
         if len(names) == 1:

@@ -6,6 +6,7 @@ Pickled formats are never opened.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -15,12 +16,26 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from core.errors import ModelFileError, near_matches
+from core.model.block_formats import BlockFormat
 from core.model.checkpoint_files import read_json
+from core.model.dequant import dequantize
 from core.model.gguf import GGUFFile
-from core.model.gguf_config import file_weights, read_hf_tensor
+from core.model.gguf_weights import file_weights, read_hf_blocks, read_hf_tensor
 from core.model.spec import ModelFiles
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockWeight:
+    """A matrix as a GGUF file has it, still quantized."""
+
+    data: Tensor  # uint8 [rows, row_bytes]; may be a view of the file, which is not to be written to
+    block_format: BlockFormat
+
+    def floats(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[rows, columns]"""
+        return dequantize(self.data, self.block_format, dtype)
 
 
 class WeightSource(Protocol):
@@ -35,6 +50,10 @@ class WeightSource(Protocol):
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         """A fresh CPU tensor of `dtype`, no view of the file. Raises ModelFileError naming file and tensor."""
+        ...
+
+    def blocks(self, name: str) -> BlockWeight | None:
+        """The same tensor where it is quantized in blocks, as it is; None where it is not."""
         ...
 
 
@@ -60,6 +79,12 @@ class GGUFWeights:
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         return read_hf_tensor(self._file, name, dtype)
+
+    def blocks(self, name: str) -> BlockWeight | None:
+        data = read_hf_blocks(self._file, name)
+        if data is None:
+            return None
+        return BlockWeight(data, self._file.info(file_weights(self._file)[name].name).block_format)
 
 
 class SafetensorsWeights:
@@ -88,6 +113,9 @@ class SafetensorsWeights:
             raise ModelFileError(f"{shard}: tensor {name}: holds {stored.dtype}, not floating-point weights")
         # The stored tensor is a view of the mapped file: without the copy, a file changed later would change the model.
         return stored.to(dtype, copy=True)
+
+    def blocks(self, name: str) -> None:
+        return None
 
 
 def _open_shard(path: Path) -> Any:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from core.model.sources import default_cache_dir
+from core.model.file_cache import default_cache_dir
 from plugins.cpu.records import ABI, ModelRecord, StepRecord
 
 log = logging.getLogger("nonet.cpu")
@@ -100,7 +100,7 @@ def _compiled(name: str) -> Path:
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
     flags = [*FLAGS, *INSTRUCTIONS[name]]
     key = hashlib.sha256(repr((sources(), flags, platform.machine())).encode()).hexdigest()[:20]
-    built = default_cache_dir().parent / "native" / f"{name}-{key}.so"
+    built = default_cache_dir() / "native" / f"{name}-{key}.so"
     if built.is_file():
         return built
     if compiler is None:

@@ -6,21 +6,26 @@ import ctypes
 import logging
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from core.batch import ModelBatch
+from core.errors import PluginError
+from core.model.arch import Architecture, read_architecture
 from core.model.decoder import NativeModel
 from core.model.interface import Linear, ModelContext
 from core.model.layer_groups import LayerGroups
 from core.model.layers import DecoderLayer, HeadNorm, RMSNorm
+from core.model.loader import Loader
 from plugins.cpu.attention import CACHE_FORMATS
-from plugins.cpu.library import NoNativeCodeError, load
+from plugins.cpu.library import Library, NoNativeCodeError, load
 from plugins.cpu.program import Norm, OpList, Program, pointers
 from plugins.cpu.quant import PackedLinear
 from plugins.cpu.records import SUB, Format, Option, StepRecord
 from plugins.cpu.settings import CpuModelSettings
+from plugins.cpu.weight_file import StoredLoader, StoringLoader, WeightFile, prune, weight_path, writing
 
 log = logging.getLogger("nonet.cpu")
 
@@ -37,17 +42,18 @@ class CpuModel(NativeModel):
     Settings = CpuModelSettings
 
     def __init__(self, settings: CpuModelSettings, context: ModelContext):
-        super().__init__(settings, context)
-        specs = self.attention_specs
-        self._kv_shape = context.attention.kv_shape
-        self._group_of = LayerGroups.of(specs, lambda spec: self._kv_shape(spec, 1)).group_of
-        self._num_groups = max(self._group_of, default=0) + 1
-        self._vocab_size = self.architecture.vocab_size
-        self._program: Program | None = None
+        self._settings = settings
+        self._library: Library | None = None
         try:
-            self._program = self._made_program(settings, context)
+            self._library = load(settings.instructions)
+            check_sizes(read_architecture(context.spec.config, settings.ignore_config_keys))
         except NoNativeCodeError as error:
             log.warning("the torch layers run, which are slower: %s", error)
+        super().__init__(settings, context)
+        self._group_of = LayerGroups.of(self.attention_specs, lambda spec: context.attention.kv_shape(spec, 1)).group_of
+        self._num_groups = max(self._group_of, default=0) + 1
+        self._vocab_size = self.architecture.vocab_size
+        self._program = None if self._library is None else self._made_program(self._library, context)
 
     @property
     def is_native(self) -> bool:
@@ -98,28 +104,58 @@ class CpuModel(NativeModel):
             [batch.slot_mapping.contiguous(), *batch.group_slot_mappings.contiguous()],
         )
 
-    def _made_program(self, settings: CpuModelSettings, context: ModelContext) -> Program:
-        """Raises NoNativeCodeError, also for sizes that the kernels do not have."""
-        library = load(settings.instructions)
+    def _loader(self, context: ModelContext) -> Loader:
+        if self._library is None or not self._settings.weight_cache:
+            return super()._loader(context)
+        path = weight_path(context, self.architecture)
+        stored = WeightFile.open(path) or self._stored(path, context)
+        return super()._loader(context) if stored is None else StoredLoader(stored, self._library, context)
+
+    def _stored(self, path: Path, context: ModelContext) -> WeightFile | None:
+        """Weights in a new file; None where it cannot be written."""
+        try:
+            with writing(path) as writer:
+                self._load(StoringLoader(super()._loader(context), writer), context)
+            prune(path.parent, self._settings.weight_cache_bytes, keep=path)
+        except OSError as error:
+            log.warning("packed weights are not kept for the next start: %s", error)
+            return None
+        return WeightFile.open(path)
+
+    def _load_embedding(self, loader: Loader) -> Tensor:
+        """Compiled code reads rows of the head where that is the same matrix."""
+        if self._library is not None and self.architecture.tied_embeddings:
+            return torch.empty(0, self.architecture.hidden_size)
+        return super()._load_embedding(loader)
+
+    def _made_program(self, library: Library, context: ModelContext) -> Program:
         arch, ops = self.architecture, OpList()
-        if arch.hidden_size % 16:
-            raise NoNativeCodeError(f"hidden_size {arch.hidden_size} is no multiple of 16")
-        x = ops.floats(arch.hidden_size)
+        x, head = ops.floats(arch.hidden_size), packed(self.head)
         ropes = [ops.rope(rope.frequencies.contiguous(), rope.scale) for rope in self.ropes]
-        form = Format.FLOAT32 if self.embedding.dtype == torch.float32 else Format.BFLOAT16
-        ops.embed(self.embedding, form, arch.embedding_scale, x)
+        head_matrix = ops.matrix(head.packed)
+        if arch.tied_embeddings:
+            ops.embed_tied(head_matrix, arch.embedding_scale, x)
+        else:
+            form = Format.FLOAT32 if self.embedding.dtype == torch.float32 else Format.BFLOAT16
+            ops.embed(self.embedding, form, arch.embedding_scale, x)
         emit = LayerOps(ops, x, arch.hidden_size)
         for index, layer, group in zip(count(), self.layers, self._group_of, strict=False):
             emit.layer(index, layer, arch.layers[index].activation, ropes[layer.rope], group)
-        head = packed(self.head)
-        ops.logits(
-            x,
-            norm_of(self.norm),
-            emit.rows(arch.hidden_size, head.packed.format),
-            ops.matrix(head.packed),
-            arch.final_softcap,
-        )
+        rows = emit.rows(arch.hidden_size, head.packed.format)
+        ops.logits(x, norm_of(self.norm), rows, head_matrix, arch.final_softcap)
         return Program(library, torch.get_num_threads(), ops, CACHE_FORMATS[context.dtype])
+
+
+def check_sizes(arch: Architecture) -> None:
+    """Raises NoNativeCodeError for sizes that the kernels do not have."""
+    if arch.hidden_size % 16:
+        raise NoNativeCodeError(f"hidden_size {arch.hidden_size} is no multiple of 16")
+    for plan in arch.layers:
+        dim = plan.attention.head_dim
+        if dim % 16 or dim > MAX_HEAD_DIM:
+            raise NoNativeCodeError(f"head_dim {dim} is no multiple of 16 up to {MAX_HEAD_DIM}")
+        if plan.intermediate_size % 32:
+            raise NoNativeCodeError(f"intermediate_size {plan.intermediate_size} is no multiple of 32")
 
 
 class LayerOps:
@@ -133,7 +169,7 @@ class LayerOps:
         self._floats: dict[int, int] = {}
 
     def rows(self, width: int, form: Format) -> int:
-        key = (width, form)
+        key = (width, form.of_rows)
         if key not in self._rows:
             self._rows[key] = self._ops.rows(width, form)
         return self._rows[key]
@@ -147,10 +183,6 @@ class LayerOps:
         ops, attention, mlp = self._ops, layer.attention, layer.mlp
         qkv, out, gate_up, down = (packed(one) for one in (attention.qkv, attention.out, mlp.gate_up, mlp.down))
         spec = attention.spec
-        if spec.head_dim % 16 or spec.head_dim > MAX_HEAD_DIM:
-            raise NoNativeCodeError(f"head_dim {spec.head_dim} is no multiple of 16 up to {MAX_HEAD_DIM}")
-        if down.packed.k % 32:
-            raise NoNativeCodeError(f"intermediate_size {down.packed.k} is no multiple of 32")
         heads = self.floats(qkv.packed.n)
         self._norm_linear(layer.before_attention, qkv, heads)
         attended = self.rows(out.packed.k, out.packed.format)
@@ -185,7 +217,7 @@ class LayerOps:
 
 def packed(linear: Linear) -> PackedLinear:
     if not isinstance(linear, PackedLinear):
-        raise NoNativeCodeError("the weights are not in tiles")
+        raise PluginError("model=cpu: the weights are not in tiles; choose quant=cpu_bf16")
     return linear
 
 

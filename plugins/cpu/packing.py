@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from core.model.dequant import block_parts
+from core.model.weights import BlockWeight
 from plugins.cpu.records import GROUP, TILE, Format, MatrixRecord
 
 ITEM = {Format.FLOAT32: torch.float32, Format.BFLOAT16: torch.bfloat16}
+FOUR_BITS = frozenset({"Q4_0", "Q4_1", "Q4_K"})
+"""Formats of GGUF files that INT4 can hold."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,13 +41,57 @@ class PackedMatrix:
 
 def pack(weight: Tensor, bias: Tensor | None, form: Format) -> PackedMatrix:
     n, k = weight.shape
-    kept = None if bias is None else F.pad(bias.float(), (0, -n % TILE)).contiguous()
     whole = F.pad(weight, (0, -k % GROUP, 0, -n % TILE))
-    if form is Format.INT8:
-        data, scales = _int8(whole.float())
-        return PackedMatrix(form, n, k, data, scales, kept)
-    data = _int4(*quantized_int4(whole.float())) if form is Format.INT4 else _dense(whole.to(ITEM[form]))
-    return PackedMatrix(form, n, k, data, None, kept)
+    scales = None
+    match form:
+        case Format.INT8:
+            data, scales = _int8(whole.float())
+        case Format.INT4:
+            data = _int4(*quantized_int4(whole.float()))
+        case Format.INT8_GROUPS:
+            data = _int8_groups(*quantized_int8_groups(whole.float()))
+        case _:
+            data = _dense(whole.to(ITEM[form]))
+    return PackedMatrix(form, n, k, data, scales, _padded(bias))
+
+
+def pack_blocks(blocks: Sequence[BlockWeight], bias: Tensor | None) -> PackedMatrix:
+    """Matrices of a GGUF file, rows after rows. Four bits where all of them have that, else eight bits in groups.
+
+    Q4_0, Q4_1 and Q8_0 are kept exactly; of Q4_K the products of two scales are rounded to float16.
+    """
+    form = block_form([block.block_format.name for block in blocks])
+    n = sum(len(block.data) for block in blocks)
+    parts = [_int4_of(block) if form is Format.INT4 else _int8_groups_of(block) for block in blocks]
+    whole = [_padded_rows(torch.cat(each), n) for each in zip(*parts, strict=True)]
+    data = _int4(*whole) if form is Format.INT4 else _int8_groups(*whole)
+    return PackedMatrix(form, n, parts[0][0].shape[1], data, None, _padded(bias))
+
+
+def block_form(block_formats: Sequence[str]) -> Format:
+    """What `pack_blocks` makes of matrices in these formats."""
+    return Format.INT4 if FOUR_BITS.issuperset(block_formats) else Format.INT8_GROUPS
+
+
+def _padded(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else F.pad(bias.float(), (0, -len(bias) % TILE)).contiguous()
+
+
+def _padded_rows(rows: Tensor, n: int) -> Tensor:
+    return F.pad(rows, (0, 0, 0, -n % TILE))
+
+
+def _int4_of(block: BlockWeight) -> tuple[Tensor, Tensor, Tensor]:
+    parts = block_parts(block.data, block.block_format)
+    least = torch.zeros_like(parts.scales) if parts.least is None else parts.least
+    return parts.numbers, parts.scales.half(), least.half()
+
+
+def _int8_groups_of(block: BlockWeight) -> tuple[Tensor, Tensor]:
+    if block.block_format.name == "Q8_0":
+        parts = block_parts(block.data, block.block_format)
+        return parts.numbers, parts.scales.half()
+    return quantized_int8_groups(block.floats())
 
 
 def _dense(whole: Tensor) -> Tensor:
@@ -73,6 +122,24 @@ def quantized_int4(whole: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return numbers.to(torch.uint8).view(whole.shape), scales, least
 
 
+def quantized_int8_groups(whole: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers int8 [n, k], scales float16 [n, k / 32]: symmetric, a scale for 32 weights."""
+    groups = whole.view(whole.shape[0], -1, GROUP)
+    scales = (groups.abs().amax(2) / 127).half()
+    numbers = (groups / scales.float().clamp_min(1e-30)[..., None]).round_().clamp_(-127, 127)
+    return numbers.to(torch.int8).view(whole.shape), scales
+
+
+def _int8_groups(numbers: Tensor, scales: Tensor) -> Tensor:
+    """Of each tile and group: 32 scales, then numbers as INT8 has them."""
+    n, k = numbers.shape
+    tiles, groups = n // TILE, k // GROUP
+    units = (numbers.contiguous().view(torch.uint8) ^ 128).view(tiles, 2, 16, groups, 8, 4).permute(0, 3, 4, 1, 2, 5)
+    factors = scales.view(tiles, TILE, groups).permute(0, 2, 1)
+    parts = [_bytes(factors).view(tiles, groups, -1), units.reshape(tiles, groups, -1)]
+    return torch.cat(parts, 2).view(tiles, -1).contiguous()
+
+
 def _int4(numbers: Tensor, scales: Tensor, least: Tensor) -> Tensor:
     """Of each tile and group: 32 scales, 32 least values, then 4 times 64 bytes of two halves (see `native/matrix.h`)."""
     n, k = numbers.shape
@@ -97,8 +164,20 @@ def rounded(weight: Tensor, form: Format) -> Tensor:
     if form is Format.INT8:
         scales = (whole.abs().amax(1, keepdim=True) / 127).clamp_min(1e-30)
         made = (whole / scales).round().clamp(-127, 127) * scales
+    elif form is Format.INT4:
+        made = _multiplied(*quantized_int4(whole))
     else:
-        numbers, steps, least = quantized_int4(whole)
-        groups = numbers.view(len(whole), -1, GROUP).float()
-        made = (groups * steps.float()[..., None] + least.float()[..., None]).view(whole.shape)
+        made = _multiplied(*quantized_int8_groups(whole))
     return made[:, : weight.shape[1]]
+
+
+def rounded_blocks(blocks: Sequence[BlockWeight]) -> Tensor:
+    """float32 [n, k]: what `pack_blocks` packs."""
+    form = block_form([block.block_format.name for block in blocks])
+    of = _int4_of if form is Format.INT4 else _int8_groups_of
+    return torch.cat([_multiplied(*of(block)) for block in blocks])
+
+
+def _multiplied(numbers: Tensor, scales: Tensor, least: Tensor | None = None) -> Tensor:
+    made = numbers.view(len(numbers), -1, GROUP).float() * scales.float()[..., None]
+    return (made if least is None else made + least.float()[..., None]).view(numbers.shape)

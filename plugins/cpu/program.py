@@ -52,7 +52,7 @@ class OpList:
 
     def rows(self, width: int, form: Format) -> int:
         """Activations as a matrix of that format reads them."""
-        self.buffers.append(BufferRecord(width, form))
+        self.buffers.append(BufferRecord(width, form.of_rows))
         return len(self.buffers) - 1
 
     def matrix(self, packed: PackedMatrix) -> int:
@@ -67,8 +67,14 @@ class OpList:
         return len(self.ropes) - 1
 
     def embed(self, table: Tensor, form: Format, scale: float, target: int) -> None:
-        self.kept.append(table)
-        self.ops.append(Op(code=Code.EMBED, target=target, option=form, factor=scale, table=table.data_ptr()))
+        """`table` [vocab, width] in rows."""
+        self.ops.append(
+            Op(code=Code.EMBED, target=target, matrix=-1, option=form, factor=scale, table=self._pointer(table))
+        )
+
+    def embed_tied(self, matrix: int, scale: float, target: int) -> None:
+        """Rows of the head's matrix."""
+        self.ops.append(Op(code=Code.EMBED, target=target, matrix=matrix, factor=scale))
 
     def norm(self, source: int, norm: Norm, target: int) -> None:
         self.ops.append(

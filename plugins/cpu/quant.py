@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import cached_property
 from typing import ClassVar
 
@@ -11,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.model.interface import QuantContext
+from core.model.weights import BlockWeight
 from plugins.cpu.library import Library, NoNativeCodeError, load
-from plugins.cpu.packing import PackedMatrix, pack, rounded
+from plugins.cpu.packing import PackedMatrix, block_form, pack, pack_blocks, rounded, rounded_blocks
 from plugins.cpu.program import OpList, Program
 from plugins.cpu.records import Format, Kind, StepRecord
 from plugins.cpu.settings import CpuQuantSettings
@@ -51,10 +53,13 @@ class PackedLinear:
 
 
 class TorchLinear:
-    """The slow twin: weights and activations rounded as the compiled code has them, and multiplied by torch in float32."""
+    """The slow twin: weights and activations rounded as the compiled code has them, and multiplied by torch in float32.
+
+    `weight` float32 [n, k], rounded already.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, form: Format, dtype: torch.dtype):
-        self._weight = rounded(weight, form)
+        self._weight = weight
         self._bias = None if bias is None else bias.float()
         self._form = form
         self._dtype = dtype
@@ -65,9 +70,9 @@ class TorchLinear:
 
 def rounded_rows(x: Tensor, form: Format) -> Tensor:
     """float32 [T, k]: activations as a weight of this format meets them."""
-    if form is Format.FLOAT32:
+    if form.of_rows is Format.FLOAT32:
         return x
-    if form is Format.BFLOAT16:
+    if form.of_rows is Format.BFLOAT16:
         return x.bfloat16().float()
     groups = F.pad(x, (0, -x.shape[1] % 32)).view(len(x), -1, 32)
     scales = groups.abs().amax(2, keepdim=True) / 127
@@ -89,11 +94,24 @@ class CpuQuant:
             self._library = None
             log.warning("no native code, so weights go through torch, which is slower: %s", error)
 
+    def takes_blocks(self, name: str, block_formats: Sequence[str]) -> bool:
+        """Blocks that are of this very format stay what they are."""
+        return self.form_of(name) is Format.INT4 and block_form(block_formats) is Format.INT4
+
+    def form_of(self, name: str) -> Format:
+        return self.head_form if name == HEAD else self.form
+
     def linear(self, name: str, weight: Tensor, bias: Tensor | None) -> PackedLinear | TorchLinear:
-        form = self.head_form if name == HEAD else self.form
+        form = self.form_of(name)
         if self._library is None:
-            return TorchLinear(weight, bias, form, self._dtype)
+            return TorchLinear(rounded(weight, form), bias, form, self._dtype)
         return PackedLinear(pack(weight, bias, form), self._library, self._dtype)
+
+    def block_linear(self, name: str, blocks: Sequence[BlockWeight], bias: Tensor | None) -> PackedLinear | TorchLinear:
+        if self._library is None:
+            form = block_form([block.block_format.name for block in blocks])
+            return TorchLinear(rounded_blocks(blocks), bias, form, self._dtype)
+        return PackedLinear(pack_blocks(blocks, bias), self._library, self._dtype)
 
 
 class Float32(CpuQuant):
@@ -110,3 +128,12 @@ class Int8(CpuQuant):
 
 class Int4(CpuQuant):
     form, head_form = Format.INT4, Format.INT8
+
+
+class Gguf(CpuQuant):
+    """Weights as the file has them, in the narrowest of our formats that holds them. What is not in blocks becomes 8 bits."""
+
+    form = head_form = Format.INT8_GROUPS
+
+    def takes_blocks(self, name: str, block_formats: Sequence[str]) -> bool:
+        return True

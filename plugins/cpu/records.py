@@ -17,6 +17,12 @@ class Format(IntEnum):
     BFLOAT16 = 1
     INT8 = 2
     INT4 = 3
+    INT8_GROUPS = 4  # a scale for 32 weights, not for an output
+
+    @property
+    def of_rows(self) -> Format:
+        """Of the activations that a weight of this format is multiplied with."""
+        return Format.INT8 if self > Format.INT8 else self
 
 
 class Kind(IntEnum):

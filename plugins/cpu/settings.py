@@ -18,7 +18,8 @@ class NativeCode(BaseModel):
 
 
 class CpuModelSettings(NativeSettings, NativeCode):
-    pass
+    weight_cache: bool = Field(default=True, description="whether packed weights are kept on disk for the next start")
+    weight_cache_bytes: int = Field(default=32 * 2**30, ge=0, description="of all packed weights that are kept")
 
 
 class CpuAttentionSettings(NativeCode):

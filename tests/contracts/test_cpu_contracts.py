@@ -21,7 +21,7 @@ from plugins.cpu import attention, library, model, quant
 from plugins.cpu.attention import CpuPaged
 from plugins.cpu.library import NoNativeCodeError
 from plugins.cpu.model import CpuModel
-from plugins.cpu.quant import Bfloat16, CpuQuant, Float32, Int4, Int8, PackedLinear, TorchLinear
+from plugins.cpu.quant import Bfloat16, CpuQuant, Float32, Gguf, Int4, Int8, PackedLinear, TorchLinear
 from plugins.cpu.settings import CpuQuantSettings
 
 
@@ -97,6 +97,15 @@ class TestInt4(CpuQuantContract):
     max_error = 0.12
 
 
+class TestGguf(CpuQuantContract):
+    component = Gguf
+    max_error = 0.02
+
+
+class TestGgufPortable(TestGguf):
+    instructions = "portable"
+
+
 class TestInt8Avx2(TestInt8):
     instructions = "avx2"
 
@@ -143,7 +152,7 @@ class TestCpuModel(ModelContract):
         named = NamedFloat32(CpuQuantSettings(**chosen), QuantContext(CPU, torch.float32))
         with torch.inference_mode():
             context = ModelContext(spec, CPU, torch.float32, paged, named, no_progress)
-            made = CpuModel(CpuModel.Settings(**chosen), context)
+            made = CpuModel(CpuModel.Settings(weight_cache=False, **chosen), context)
         assert made.is_native is self.native
         return made, paged, named
 

@@ -22,12 +22,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 48, "num_attention_heads": 3, "num_key_value_heads": 3},  # no multiple of 32 for a kv head
     "gemma3_text": {**WINDOW, "num_hidden_layers": 3, "_sliding_window_pattern": 3, "tie_word_embeddings": False},
 }
-NATIVE = ("model=cpu", "attention=cpu_paged")
+NATIVE = ("model=cpu", "attention=cpu_paged", "model.weight_cache=false")
 FORMATS: dict[str, tuple[str, ...]] = {
     "float32": ("model.dtype=float32", "quant=cpu_float32"),
     "bf16": ("model.dtype=bfloat16", "quant=cpu_bf16"),
     "int8": ("model.dtype=bfloat16", "quant=cpu_int8"),
     "int4": ("model.dtype=bfloat16", "quant=cpu_int4"),
+    "gguf": ("model.dtype=bfloat16", "quant=cpu_gguf"),
 }
 SOLO = ("prefill=whole", "cache.enable_prefix_caching=false", "cache.window_groups=false", "executor.num_threads=1")
 WAYS: dict[str, tuple[str, ...]] = {

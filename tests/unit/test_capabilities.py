@@ -293,9 +293,8 @@ def test_a_fact_of_the_file(install, tmp_path, accepts, config, said):
     description, settings = described(plugins, "attention=flash")
     with pytest.raises(ConfigError) as caught:
         check_model(description, settings, plugins, spec_of(tmp_path, **config))
-    assert f"attention=flash (plugin acme, acme-parts 1.2) {said.format(tmp_path)}; choose attention=torch_sdpa" == str(
-        caught.value
-    )
+    expected = f"attention=flash (plugin acme, acme-parts 1.2) {said.format(tmp_path)}; choose attention=torch_sdpa"
+    assert str(caught.value).startswith(expected)
 
 
 def test_a_model_type_without_a_native_plan_runs_by_transformers(tmp_path):

@@ -7,10 +7,10 @@
 
 namespace nonet {
 
-enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT8_GROUPS = 4 };
 
 constexpr int TILE = 32;   // outputs
-constexpr int GROUP = 32;  // activations that share a scale, and weights of INT4
+constexpr int GROUP = 32;  // activations that share a scale, and weights of INT4 and INT8_GROUPS
 
 struct Matrix {
   int32_t format, n, k, num_tiles;
@@ -18,6 +18,12 @@ struct Matrix {
   const float* scales;  // INT8: of each output [num_tiles * 32]
   const float* bias;    // of each output, or null
 };
+
+// A group of a tile of INT4: 32 scales and 32 least values as float16, then 32 x 32 numbers of four bits (the low halves of 64 bytes
+// are four k of 16 outputs, the high halves the next four k). weight = scale * number + least.
+constexpr int INT4_GROUP_BYTES = 128 + TILE * GROUP / 2;
+// Of INT8_GROUPS: 32 scales as float16, then the numbers as INT8 has them.
+constexpr int INT8_GROUP_BYTES = 64 + TILE * GROUP;
 
 INLINE int padded(int size) { return (size + 31) / 32 * 32; }
 
@@ -27,7 +33,8 @@ INLINE int64_t tile_bytes(int32_t format, int k) {
     case FLOAT32: return size * TILE * 4;
     case BFLOAT16: return size * TILE * 2;
     case INT8: return size * TILE;
-    default: return size / GROUP * (TILE * GROUP / 2 + 2 * TILE * 2);
+    case INT4: return size / GROUP * INT4_GROUP_BYTES;
+    default: return size / GROUP * INT8_GROUP_BYTES;
   }
 }
 
@@ -138,9 +145,36 @@ static void tile_int8(
   EACH_ROW store(out + m * stride, low[m] * first), store(out + m * stride + 16, high[m] * second);
 }
 
-// A group of a tile: 32 scales and 32 least values as float16, then 32 x 32 numbers of four bits (the low halves of 64 bytes are
-// four k of 16 outputs, the high halves the next four k). weight = scale * number + least.
-constexpr int INT4_GROUP_BYTES = 128 + TILE * GROUP / 2;
+template <int M>
+static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride) {
+  const int groups = rows.stride / GROUP;
+  const int8_t* from = rows.bytes + row * rows.stride;
+  const float* scales = rows.scales + row * groups;
+  const int32_t* sums = rows.sums + row * groups;
+  F16 low[M], high[M];
+  EACH_ROW low[m] = high[m] = zeros();
+  for (int group = 0; group < k / GROUP; group++, from += GROUP) {
+    F16 scale_a = load_half((const uint16_t*)tile), scale_b = load_half((const uint16_t*)tile + 16);
+    I16 a[M], b[M];
+    EACH_ROW a[m] = b[m] = all_int(-128 * sums[m * groups + group]);
+    tile += 64;
+    for (int i = 0; i < GROUP; i += 4, tile += 128) {
+      I16 first = load<I16>(tile), second = load<I16>(tile + 64);
+      if (M <= 4) prefetch(tile + 4096), prefetch(tile + 4160);
+      EACH_ROW {
+        int32_t four = four_bytes(from + (int64_t)m * rows.stride + i);
+        a[m] = dot4(a[m], first, four);
+        b[m] = dot4(b[m], second, four);
+      }
+    }
+    EACH_ROW {
+      float scale = scales[m * groups + group];
+      low[m] = to_float(a[m]) * (scale_a * scale) + low[m];
+      high[m] = to_float(b[m]) * (scale_b * scale) + high[m];
+    }
+  }
+  EACH_ROW store(out + m * stride, low[m]), store(out + m * stride + 16, high[m]);
+}
 
 template <int M>
 static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride) {
@@ -221,6 +255,33 @@ static void unpack_int4(const uint8_t* tile, int k, uint8_t* bytes, float* facto
   }
 }
 
+// --- one output's weights -------------------------------------------------------------------------------------------------------
+
+// out[0..k) of output n, as numbers.
+static void unpacked_row(const Matrix& matrix, int64_t n, float* out) {
+  const uint8_t* tile = matrix.data + n / TILE * tile_bytes(matrix.format, matrix.k);
+  const int column = n % TILE;
+  for (int i = 0; i < matrix.k; i++) {
+    switch (matrix.format) {
+      case FLOAT32: out[i] = ((const float*)tile)[i * TILE + column]; break;
+      case BFLOAT16: out[i] = widen(((const uint16_t*)tile)[(i / 2 * TILE + column) * 2 + i % 2]); break;
+      case INT8: out[i] = ((int)tile[(i / 4 * TILE + column) * 4 + i % 4] - 128) * matrix.scales[n]; break;
+      case INT8_GROUPS: {
+        const uint8_t* group = tile + i / GROUP * INT8_GROUP_BYTES;
+        const int j = i % GROUP;
+        out[i] = ((int)group[64 + (j / 4 * TILE + column) * 4 + j % 4] - 128) * half_to_float(((const uint16_t*)group)[column]);
+        break;
+      }
+      default: {
+        const uint8_t* group = tile + i / GROUP * INT4_GROUP_BYTES;
+        const uint16_t* factors = (const uint16_t*)group;
+        const int j = i % GROUP, number = group[128 + (j / 8 * TILE + column) * 4 + j % 4] >> (j % 8 < 4 ? 0 : 4) & 15;
+        out[i] = half_to_float(factors[column]) * number + half_to_float(factors[TILE + column]);
+      }
+    }
+  }
+}
+
 // --- any number of rows ---------------------------------------------------------------------------------------------------------
 
 #if defined(__AVX512F__)
@@ -260,6 +321,9 @@ static void product(
       break;
     case INT8:
       in_blocks<MOST_INT_ROWS>(row, count, [&]<int M>(int64_t r) { tile_int8<M>(rows, r, data, k, scales, at(r), stride); });
+      break;
+    case INT8_GROUPS:
+      in_blocks<MOST_INT_ROWS>(row, count, [&]<int M>(int64_t r) { tile_int8_groups<M>(rows, r, data, k, at(r), stride); });
       break;
     default:
       if (count < UNPACK_ROWS) {

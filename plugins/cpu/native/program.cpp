@@ -178,13 +178,17 @@ class Program {
   void embed(const Op& op, int thread, int& counter) {
     FloatBuffer& target = floats_[op.target];
     each_token(thread, counter, [&](int token) {
-      int64_t from = step_->token_ids[token] * target.width;
+      const int64_t id = step_->token_ids[token];
       float* to = target.row(token);
-      if (op.option == FLOAT32) {
-        for (int i = 0; i < target.width; i++) to[i] = ((const float*)op.table)[from + i] * op.factor;
+      if (op.matrix >= 0) {
+        unpacked_row(matrices_[op.matrix], id, to);
+      } else if (op.option == FLOAT32) {
+        memcpy(to, (const float*)op.table + id * target.width, target.width * sizeof(float));
       } else {
-        for (int i = 0; i < target.width; i++) to[i] = widen(((const uint16_t*)op.table)[from + i]) * op.factor;
+        const uint16_t* from = (const uint16_t*)op.table + id * target.width;
+        for (int i = 0; i < target.width; i += 16) store(to + i, load_bf16(from + i));
       }
+      for (int i = 0; i < target.width; i += 16) store(to + i, load<F16>(to + i) * op.factor);
     });
   }
 

@@ -114,6 +114,14 @@ INLINE F16 load_half(const uint16_t* from) {
 #endif
 }
 
+INLINE float half_to_float(uint16_t value) {
+  uint32_t bits = (uint32_t)(value & 0x7fff) << 13;
+  float found;
+  memcpy(&found, &bits, 4);
+  found *= 0x1p112f;
+  return value & 0x8000 ? -found : found;
+}
+
 INLINE int32_t four_bytes(const void* from) { return load<int32_t>(from); }
 
 // acc[i] += a.low * b[i].low + a.high * b[i].high: `pairs` are 16 pairs of bfloat16, `pair` one pair for all of them.

@@ -1,0 +1,225 @@
+"""Packed weights on disk: written once from a model's files, then read whole at every start, into large pages.
+
+A file is data at multiples of 64 bytes, a JSON index, its length in 8 bytes, and `MAGIC`. It is named by all that its content
+depends on, and comes into being complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from core.errors import ModelFileError
+from core.model.arch import Architecture
+from core.model.file_cache import default_cache_dir
+from core.model.interface import Linear, ModelContext
+from core.model.loader import Loader, WeightPart
+from core.model.spec import ModelFiles
+from plugins.cpu import packing
+from plugins.cpu.library import Library
+from plugins.cpu.packing import PackedMatrix
+from plugins.cpu.quant import PackedLinear
+from plugins.cpu.records import Format
+
+log = logging.getLogger("nonet.cpu")
+
+MAGIC = b"nonetpw1"
+SUFFIX = ".weights"
+ALIGNMENT = 64
+MAX_INDEX_BYTES = 1 << 26
+STALE_S = 86_400.0  # nobody writes for that long
+DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.uint8)}
+
+
+def weight_path(context: ModelContext, arch: Architecture) -> Path:
+    """Where the packed weights of this model, these formats and this code lie."""
+    depends_on = (
+        Path(packing.__file__).read_bytes(),
+        _identity(context.spec.files),
+        repr(arch),
+        str(context.dtype),
+        type(context.quant).__qualname__,
+    )
+    key = hashlib.sha256(repr(depends_on).encode()).hexdigest()[:24]
+    return default_cache_dir() / "packed" / f"{key}{SUFFIX}"
+
+
+def _identity(files: ModelFiles) -> list[tuple[str, int, int]]:
+    """Of each file that holds weights: path, size and time of the last change."""
+    paths = sorted(files.path.glob("*.safetensors")) if files.path.is_dir() else [files.path]
+    return [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+
+class Writer:
+    """Takes weights one after another, so that no more than one is in memory."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._index: dict[str, Any] = {}
+
+    def tensor(self, name: str, tensor: Tensor) -> None:
+        self._index[name] = self._stored(tensor)
+
+    def matrix(self, name: str, packed: PackedMatrix) -> None:
+        tensors = {"data": packed.data, "scales": packed.scales, "bias": packed.bias}
+        stored = {part: self._stored(tensor) for part, tensor in tensors.items() if tensor is not None}
+        self._index[name] = {"format": int(packed.format), "n": packed.n, "k": packed.k, **stored}
+
+    def finish(self) -> None:
+        index = json.dumps(self._index).encode()
+        self._file.write(index + len(index).to_bytes(8, "little") + MAGIC)
+
+    def _stored(self, tensor: Tensor) -> list[Any]:
+        start = self._file.tell()
+        self._file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        self._file.write(bytes(-self._file.tell() % ALIGNMENT))
+        return [str(tensor.dtype), list(tensor.shape), start]
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Writer]:
+    """The file appears at `path` when the block has ended well. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".part", delete=False) as file:
+        try:
+            writer = Writer(file)
+            yield writer
+            writer.finish()
+            file.flush()
+            os.replace(file.name, path)  # two processes at once make the same
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+class WeightFile:
+    """All of one file, in memory. Tensors are views of it."""
+
+    def __init__(self, data: Tensor, index: Mapping[str, Any]):
+        self._data = data
+        self._index = index
+
+    @classmethod
+    def open(cls, path: Path) -> WeightFile | None:
+        """None where there is none. One that is spoilt is removed, and told."""
+        try:
+            with path.open("rb") as file:
+                found = cls(*_read(file))
+            os.utime(path)  # used now: `prune` takes those that nobody has used for longest
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("packed weights %s cannot be read (%s); they are made again", path.name, error)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        return found
+
+    def tensor(self, name: str) -> Tensor:
+        return self._view(*self._entry(name))
+
+    def matrix(self, name: str) -> PackedMatrix:
+        entry = self._entry(name)
+        scales, bias = (self._view(*entry[part]) if part in entry else None for part in ("scales", "bias"))
+        return PackedMatrix(Format(entry["format"]), entry["n"], entry["k"], self._view(*entry["data"]), scales, bias)
+
+    def _entry(self, name: str) -> Any:
+        if name not in self._index:
+            raise ModelFileError(f"packed weights: {name} is not among them; set model.weight_cache=false")
+        return self._index[name]
+
+    def _view(self, dtype: str, shape: Sequence[int], start: int) -> Tensor:
+        size = DTYPES[dtype].itemsize * torch.Size(shape).numel()
+        return self._data[start : start + size].view(DTYPES[dtype]).view(shape)
+
+
+def _read(file: IO[bytes]) -> tuple[Tensor, dict[str, Any]]:
+    """Raises ValueError for what is no such file."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - 16, 0))
+    length, magic = int.from_bytes(file.read(8), "little"), file.read()
+    if magic != MAGIC or not 0 < length <= min(size - 16, MAX_INDEX_BYTES):
+        raise ValueError("its end is missing")
+    file.seek(size - 16 - length)
+    index = json.loads(file.read(length))
+    memory = mmap.mmap(-1, max(size - 16 - length, mmap.PAGESIZE))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    file.seek(0)
+    with memoryview(memory) as view:
+        if file.readinto(view[: size - 16 - length]) != size - 16 - length:  # type: ignore[attr-defined]
+            raise ValueError("it ends too early")
+    return torch.frombuffer(memory, dtype=torch.uint8), index
+
+
+def prune(folder: Path, max_bytes: int, keep: Path) -> None:
+    """Remove those that were used longest ago until `max_bytes` are left, and what killed writers have left behind."""
+    for part in folder.glob("*.part"):
+        if part.stat().st_mtime < time.time() - STALE_S:
+            part.unlink(missing_ok=True)
+    found = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in folder.glob(f"*{SUFFIX}"))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in found:
+        if total > max_bytes and path != keep:
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+class StoringLoader:
+    """Has each weight read, packed and written; what it returns holds no weights."""
+
+    def __init__(self, loader: Loader, writer: Writer):
+        self._loader = loader
+        self._writer = writer
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        tensor = self._loader.tensor(name, shape, dtype)
+        self._writer.tensor(name, tensor)
+        return tensor
+
+    def linear(
+        self, name: str, parts: Sequence[WeightPart], in_features: int, bias: bool, tied: Tensor | None = None
+    ) -> Linear:
+        made = self._loader.linear(name, parts, in_features, bias, tied)
+        assert isinstance(made, PackedLinear)
+        self._writer.matrix(name, made.packed)
+        return _nothing
+
+    def finish(self, tied_embeddings: bool) -> None:
+        self._loader.finish(tied_embeddings)
+
+
+def _nothing(x: Tensor) -> Tensor:
+    raise RuntimeError("this layer was only written to a file")
+
+
+class StoredLoader:
+    """Weights of a file that `StoringLoader` has filled from the same model."""
+
+    def __init__(self, file: WeightFile, library: Library, context: ModelContext):
+        self._file = file
+        self._library = library
+        self._context = context
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return self._file.tensor(name)
+
+    def linear(
+        self, name: str, parts: Sequence[WeightPart], in_features: int, bias: bool, tied: Tensor | None = None
+    ) -> Linear:
+        return PackedLinear(self._file.matrix(name), self._library, self._context.dtype)
+
+    def finish(self, tied_embeddings: bool) -> None:
+        self._context.progress("weights", 1, 1)
