@@ -65,6 +65,8 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "attention.window_groups": "reads no block before the windows of its layers; several layers may share a KV tensor",
         "attention.softcap": "attention scores limited by tanh",
         "attention.blocks_first": "the first axis of a layer's KV cache is made of blocks: each can be copied alone",
+        "attention.cpu_blocks": "KV blocks laid out as the native CPU model reads them",
+        "quant.cpu_tiles": "weights packed as the native CPU model reads them",
         "model.window_groups": "reads and writes KV by its attention backend alone",
         "model.tokenizer": "of the model file: it has a tokenizer that can be read",
     }
