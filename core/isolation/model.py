@@ -11,7 +11,7 @@ import torch
 from core.batch import ModelBatch, SamplerOutput
 from core.errors import shown, told
 from core.isolation.faults import SpoiltKVError, StageError
-from core.model.interface import AttentionBackend, AttentionSpec, StepFaults
+from core.model.interface import Argmax, AttentionBackend, AttentionSpec, StepFaults
 from core.model.layer_groups import LayerGroups
 
 
@@ -113,6 +113,18 @@ def check_logits(logits: object, batch: ModelBatch, vocab_size: int, device: tor
     if logits.shape != wanted or logits.dtype != torch.float32 or logits.device.type != device.type:
         got = f"{list(logits.shape)} {logits.dtype} on {logits.device}"
         raise StageError("model", f"forward returned logits {got}, where {list(wanted)} float32 on {device} is wanted")
+
+
+def check_argmax(found: object, batch: ModelBatch, vocab_size: int) -> None:
+    """Raises StageError where a model did not return an id of its vocabulary and a number for each of R rows."""
+    count = len(batch.logits_indices)
+    if not isinstance(found, Argmax):
+        raise StageError("model", f"forward_argmax returned {shown(found)}, which is no Argmax")
+    shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in (found.ids, found.peaks)]
+    if shapes != [((count,), torch.int64), ((count,), torch.float32)]:
+        raise StageError("model", f"forward_argmax returned {shapes}, where [{count}] int64 and float32 are wanted")
+    if count and not 0 <= int(found.ids.min()) <= int(found.ids.max()) < vocab_size:
+        raise StageError("model", f"forward_argmax returned ids that are not below {vocab_size}")
 
 
 def check_sampled(sampled: object) -> None:

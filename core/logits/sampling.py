@@ -17,7 +17,7 @@ from core.outputs import PluginIncident
 from core.pipeline import Part
 from core.stages.grammar import GrammarContext, GrammarMask, NoGrammar
 from core.stages.logits_processor import LogitsChain, LogitsProcessorContext, NoProcessors
-from core.stages.sampler import Sampler, SamplerContext
+from core.stages.sampler import ArgmaxSampler, Sampler, SamplerContext
 
 if TYPE_CHECKING:
     import torch
@@ -107,6 +107,9 @@ class BuiltSampler:
 
     def sample(self, logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         return self._sampler.sample(logits, metadata)
+
+    def takes_argmax(self, metadata: SamplingMetadata) -> bool:
+        return isinstance(self._sampler, ArgmaxSampler) and self._sampler.takes_argmax(metadata)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         self._sampler.forget(request_ids)

@@ -217,6 +217,9 @@ class Model(Protocol):
 
             def forward(self, batch: ModelBatch, kv_caches: Sequence[torch.Tensor]) -> torch.Tensor:
                 return super().forward(batch, kv_caches) * self._scale
+
+    Optional (API 1.4): `own_threads = True` says that it computes with threads of its own, as many as `torch.get_num_threads()`
+    says when it is made; torch is left with one.
     """
 
     @property
@@ -229,6 +232,29 @@ class Model(Protocol):
 
         The batch is only read: changes are noticed where it is on the CPU, and fail the request that they come of.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Argmax:
+    """What a step comes to where no other logit is looked at."""
+
+    ids: torch.Tensor  # int64 [R], of the largest logit of each row, the lowest id among equals
+    peaks: torch.Tensor  # float32 [R], that logit; NaN where the row has one
+
+
+def argmax_of(logits: torch.Tensor) -> Argmax:
+    """Of [R, V], the slow way."""
+    return Argmax(logits.argmax(-1), logits.amax(-1))
+
+
+@runtime_checkable
+class ArgmaxModel(Model, Protocol):
+    """A model that can do without writing logits. Optional (API 1.4)."""
+
+    def forward_argmax(self, batch: ModelBatch, kv_caches: Sequence[torch.Tensor]) -> Argmax:
+        """As `forward`, and to the same ids as the argmax of what that returns. Asked where the sampler says that it wants no
+        more (`core.stages.sampler.ArgmaxSampler`)."""
         ...
 
 

@@ -6,15 +6,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from core.batch import ModelBatch, SamplerOutput
 from core.cache.kv_cache import KVCopy
 from core.errors import PluginError
-from core.isolation.model import BatchSeal, blame_model, check_logits, check_sampled, without_numbers
-from core.model.interface import ExecutorContext, StepResult
+from core.isolation.model import BatchSeal, blame_model, check_argmax, check_logits, check_sampled, without_numbers
+from core.model.interface import ArgmaxModel, ExecutorContext, Model, StepResult
 from core.model.model_settings import LocalExecutorSettings
 from core.model.runner import ModelRunner
+from core.stages.sampler import ArgmaxSampler, Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +31,37 @@ class FinishedStep:
         return self.outcome
 
 
+@dataclass(frozen=True, slots=True)
+class Shortcut:
+    """A model and a sampler that agree on steps without logits."""
+
+    model: ArgmaxModel
+    sampler: ArgmaxSampler
+
+    @classmethod
+    def of(cls, model: Model, sampler: Sampler, device: torch.device) -> Shortcut | None:
+        if device.type == "cpu" and isinstance(model, ArgmaxModel) and isinstance(sampler, ArgmaxSampler):
+            return cls(model, sampler)
+        return None
+
+
 class LocalExecutor:
     """See `core.model.interface.Executor`. `num_threads` sets torch's thread count for the whole process."""
 
     Settings = LocalExecutorSettings
 
     def __init__(self, settings: LocalExecutorSettings, context: ExecutorContext):
+        self._threads_before = torch.get_num_threads()
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         self._vocab_size = context.spec.vocab_size
         self._runner = ModelRunner(context)
+        if getattr(self._runner.model, "own_threads", False):
+            torch.set_num_threads(1)  # its threads and torch's would wait for each other's cores, spinning
         self._sampler = context.build_sampler(self.device)
         self._begin_sampling = getattr(self._sampler, "begin", None)
         self._close_sampling = getattr(self._sampler, "close", None)
+        self._argmax = Shortcut.of(self._runner.model, self._sampler, self._runner.device)
         self._incidents = context.incidents
         self._faults = context.faults
 
@@ -85,6 +105,10 @@ class LocalExecutor:
         started, blocked_s = time.perf_counter(), self._faults.blocked_s
         if self._begin_sampling is not None:
             self._begin_sampling(batch.sampling.rows)
+        if self._argmax is not None and self._argmax.sampler.takes_argmax(batch.sampling):
+            result = self._best(self._argmax.model, batch, started, blocked_s)
+            if result is not None:
+                return result
         seal = BatchSeal(batch)
         logits = self._runner.forward(batch)
         if logits.is_cuda:
@@ -102,6 +126,22 @@ class LocalExecutor:
         self._faults.watch("model", forward_s - (self._faults.blocked_s - blocked_s))
         self._faults.watch("sampler", 0.0 if incidents else sample_s)
         return StepResult(sampled, forward_s, sample_s, (*incidents, *self._faults.take_incidents()), no_numbers)
+
+    def _best(self, model: ArgmaxModel, batch: ModelBatch, started: float, blocked_s: float) -> StepResult | None:
+        """A step without logits; None where a row has no number, and the whole way is to say whose fault that is."""
+        seal = BatchSeal(batch)
+        found = self._runner.forward_argmax(model, batch)
+        seal.check("model")
+        check_argmax(found, batch, self._vocab_size)
+        if not np.isfinite(found.peaks.numpy()).all():
+            return None
+        ids, sampling = found.ids.tolist(), batch.sampling
+        tokens = {row.request_id: (ids[at],) for at, row in zip(sampling.sampled_rows, sampling.rows, strict=True)}
+        sampled = SamplerOutput(tokens)
+        self._runner.remember(sampled)
+        forward_s = time.perf_counter() - started
+        self._faults.watch("model", forward_s - (self._faults.blocked_s - blocked_s))
+        return StepResult(sampled, forward_s, 0.0, (*self._incidents(), *self._faults.take_incidents()))
 
     @torch.inference_mode()
     def _sample(self, logits: torch.Tensor, batch: ModelBatch) -> SamplerOutput:
@@ -122,3 +162,4 @@ class LocalExecutor:
         self._runner.close()
         if self._close_sampling is not None:
             self._close_sampling()
+        torch.set_num_threads(self._threads_before)

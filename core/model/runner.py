@@ -14,7 +14,16 @@ from core.batch import ModelBatch, SamplerOutput
 from core.errors import ConfigError
 from core.isolation.model import GuardedAttention
 from core.memory import free_host_memory
-from core.model.interface import AttentionContext, AttentionSpec, ExecutorContext, Model, ModelContext, QuantContext
+from core.model.interface import (
+    Argmax,
+    ArgmaxModel,
+    AttentionContext,
+    AttentionSpec,
+    ExecutorContext,
+    Model,
+    ModelContext,
+    QuantContext,
+)
 from core.model.layer_groups import LayerGroups
 from core.model.swap_memory import SwapMemory, swap_does_not_fit
 
@@ -105,6 +114,10 @@ class ModelRunner:
     def forward(self, batch: ModelBatch) -> Tensor:
         """Logits float32 [R, V] on the runner's device."""
         return self.model.forward(self._completed(batch), self._kv_caches)
+
+    @torch.inference_mode()
+    def forward_argmax(self, model: ArgmaxModel, batch: ModelBatch) -> Argmax:
+        return model.forward_argmax(self._completed(batch), self._kv_caches)
 
     def _completed(self, batch: ModelBatch) -> ModelBatch:
         """Ids in flight filled in, tensors over the T and R axes on the device.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from core.batch import SamplerOutput, SamplingMetadata
 from core.request import SamplingParams
@@ -108,5 +108,17 @@ class Sampler(Protocol):
         """These requests ended or were preempted: drop any state kept for them. Unknown ids are ignored.
 
         The chain of logits processors is told by whoever built the sampler, not by the sampler.
+        """
+        ...
+
+
+@runtime_checkable
+class ArgmaxSampler(Sampler, Protocol):
+    """A sampler that may be left out of steps. Optional (API 1.4)."""
+
+    def takes_argmax(self, metadata: SamplingMetadata) -> bool:
+        """Whether `sample` would give each row the id of its largest logit, the lowest among equals, and tell nothing else of it.
+
+        It is not called then where the model can say as much (`core.model.interface.ArgmaxModel`), unless a row has no number.
         """
         ...

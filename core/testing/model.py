@@ -20,7 +20,7 @@ from torch import Tensor
 
 from core.batch import ModelBatch
 from core.model.describe import ANY_MODEL_TYPE, read_spec
-from core.model.interface import AttentionContext, Model, ModelContext, QuantContext
+from core.model.interface import ArgmaxModel, AttentionContext, Model, ModelContext, QuantContext
 from core.model.spec import ModelFiles, ModelSpec
 from core.progress import no_progress
 from core.testing.batches import Share, batch_of
@@ -136,6 +136,20 @@ class ModelContract(Contract):
         self.assert_close(together, torch.cat([expected[0][:30], expected[1][:20]]))
         together = self.forward(model, batch_of(second, BLOCK_SIZE), caches)
         self.assert_close(together, torch.cat([expected[1][20:], expected[0][30:]]))
+
+    def test_the_largest_logits_alone_are_those_of_forward(self, spec: ModelSpec) -> None:
+        model, attention, _ = self.make_model(spec)
+        if not isinstance(model, ArgmaxModel):
+            pytest.skip("it has no forward_argmax")
+        shares = [Share("a", self.prompt(spec, 40), 0, 40, LONG, logits="all"), Share("b", [11, 12], 0, 2, SHORT)]
+        batch = batch_of(shares, BLOCK_SIZE)
+        logits = self.forward(model, batch, self.caches(model, attention))
+        with torch.inference_mode():
+            found = model.forward_argmax(batch, self.caches(model, attention))
+        assert torch.equal(found.ids, logits.argmax(-1)) and torch.equal(found.peaks, logits.amax(-1))
+        none = replace(batch, logits_indices=torch.tensor([], dtype=torch.int64))
+        with torch.inference_mode():
+            assert not len(model.forward_argmax(none, self.caches(model, attention)).ids)
 
     def test_metadata_is_prepared_once_per_batch_for_all_layers(self, spec: ModelSpec) -> None:
         if not self.attends:

@@ -22,7 +22,7 @@ from core.batch import PromptRows, SampledRow, SamplerOutput, SamplingMetadata
 from core.model.spec import ModelSpec
 from core.request import SamplingParams
 from core.stages.logits_processor import NoProcessors
-from core.stages.sampler import Sampler, SamplerContext
+from core.stages.sampler import ArgmaxSampler, Sampler, SamplerContext
 from core.testing.sampler_grammar import SamplerGrammarChecks
 from core.testing.sampler_reference import ReferenceSampler, spec_of
 from core.testing.sampler_rows import EOS as EOS
@@ -299,6 +299,28 @@ class SamplerContract(SamplerGrammarChecks):
             assert given.logprob == pytest.approx(wanted.logprob, abs=1e-4), "log-probabilities are the model's own"
         sampler.forget(["a", "b"])
         assert not chain.forgotten, "the framework tells the processors which requests ended"
+
+    @pytest.mark.parametrize("blank", [True, False])
+    @pytest.mark.parametrize("field", ["", *EDITS, *SHAPES, "logprobs", "a processor", "prompt", "a draft"])
+    def test_where_the_argmax_is_enough_it_is_the_whole_answer(self, field: str, blank: bool) -> None:
+        """`takes_argmax` is a promise of what `sample` gives; a sampler may promise less than it could."""
+        model = spec_of(VOCAB, EOS, UNUSABLE if blank else frozenset())
+        chain = Boost({"r1"}, token_id=77) if field == "a processor" else NoProcessors()
+        sampler: Sampler = self.make(SamplerContext(model, processors=chain))
+        if not isinstance(sampler, ArgmaxSampler):
+            pytest.skip("it has no takes_argmax")
+        if field in (*EDITS, "logprobs") or field in SHAPES:
+            self.needs(*({"temperature"} if field in SHAPES else {field}))
+        given = {**EDITS, **SHAPES, "logprobs": SamplingParams(temperature=0.0, logprobs=0)}.get(field, GREEDY)
+        rows = [make_row("r0"), make_row("r1", given, draft_token_ids=[3] if field == "a draft" else [])]
+        prompt = (PromptRows("r1", (2,), (7,), 0),) if field == "prompt" else ()
+        metadata = SamplingMetadata((0, 1), tuple(rows), prompt)
+        logits = make_logits(3, seed=5)
+        logits[:, [298, 299]] = 40.0  # unusable ids
+        found = sampler.sample(logits.clone(), metadata)
+        if sampler.takes_argmax(metadata):
+            ids = logits[:2].argmax(-1).tolist()
+            assert found == SamplerOutput({"r0": (ids[0],), "r1": (ids[1],)}), f"{field}: it says more than the argmax"
 
     def test_rows_are_left_as_they_are(self) -> None:
         """Their lists are the requests' own."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,13 +12,11 @@ from torch import Tensor
 from core.batch import ModelBatch
 from core.errors import ConfigError, PluginError
 from core.model.interface import AttentionContext, AttentionSpec
-from plugins.cpu.library import Library, NoNativeCodeError, load
+from plugins.cpu.library import Library, available
 from plugins.cpu.program import OpList, Program, pointers
 from plugins.cpu.records import SUB, Format, Kind, StepRecord
 from plugins.cpu.settings import CpuAttentionSettings
 from plugins.cpu.torch_attention import Share, attend, plan
-
-log = logging.getLogger("nonet.cpu")
 
 CACHE_FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 MAX_HEAD_DIM = 512
@@ -49,11 +46,7 @@ class CpuPaged:
             raise ConfigError(f"cache.block_size={context.block_size}: attention=cpu_paged wants a multiple of {SUB}")
         if context.dtype not in CACHE_FORMATS:
             raise ConfigError(f"model.dtype={context.dtype}: attention=cpu_paged takes bfloat16 or float32")
-        try:
-            self._library: Library | None = load(settings.instructions)
-        except NoNativeCodeError as error:
-            self._library = None
-            log.warning("no native code, so attention goes through torch, which is slower: %s", error)
+        self._library = available(settings.instructions)
         self._block_size = context.block_size
         self._format = CACHE_FORMATS[context.dtype]
         self._dtype = context.dtype

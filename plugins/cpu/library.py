@@ -75,6 +75,16 @@ def load(instructions: str = "auto") -> Library:
     return Library(_opened(_compiled(name)), name)
 
 
+@cache
+def available(instructions: str) -> Library | None:
+    """None where nothing compiles, which is told once."""
+    try:
+        return load(instructions)
+    except NoNativeCodeError as error:
+        log.warning("no native CPU code, so all goes through torch, which is slower: %s", error)
+        return None
+
+
 def best_instructions() -> str:
     found = cpu_features()
     return next(name for name, needs in _NEEDS.items() if needs <= found)

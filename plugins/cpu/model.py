@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -15,12 +16,12 @@ from core.batch import ModelBatch
 from core.errors import PluginError
 from core.model.arch import Architecture, read_architecture
 from core.model.decoder import NativeModel
-from core.model.interface import Linear, ModelContext
+from core.model.interface import Argmax, Linear, ModelContext, argmax_of
 from core.model.layer_groups import LayerGroups
 from core.model.layers import DecoderLayer, HeadNorm, RMSNorm
 from core.model.loader import Loader
 from plugins.cpu.attention import CACHE_FORMATS
-from plugins.cpu.library import Library, NoNativeCodeError, load
+from plugins.cpu.library import Library, available
 from plugins.cpu.program import Norm, OpList, Program, pointers
 from plugins.cpu.quant import PackedLinear
 from plugins.cpu.records import SUB, Format, Option, StepRecord
@@ -34,6 +35,15 @@ MAX_HEAD_DIM = 512
 POINTERS = ctypes.POINTER(ctypes.c_void_p)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Caches:
+    """The KV caches of the steps so far, which are the same in all of them."""
+
+    of: Sequence[Tensor]
+    pointers: ctypes.Array[ctypes.c_void_p]
+    block_size: int
+
+
 class CpuModel(NativeModel):
     """See `core.model.interface.Model`. The torch layers that it is made of are its slow twin, and what runs where sizes do not
     fit or nothing compiles.
@@ -43,62 +53,74 @@ class CpuModel(NativeModel):
 
     def __init__(self, settings: CpuModelSettings, context: ModelContext):
         self._settings = settings
-        self._library: Library | None = None
-        try:
-            self._library = load(settings.instructions)
-            check_sizes(read_architecture(context.spec.config, settings.ignore_config_keys))
-        except NoNativeCodeError as error:
-            log.warning("the torch layers run, which are slower: %s", error)
+        self._library = available(settings.instructions)
+        unfit = unfit_size(read_architecture(context.spec.config, settings.ignore_config_keys))
+        if self._library is not None and unfit:
+            log.warning(
+                "native CPU code lacks sizes of this model, so the torch layers run, which are slower: %s", unfit
+            )
+            self._library = None
         super().__init__(settings, context)
         self._group_of = LayerGroups.of(self.attention_specs, lambda spec: context.attention.kv_shape(spec, 1)).group_of
         self._num_groups = max(self._group_of, default=0) + 1
         self._vocab_size = self.architecture.vocab_size
         self._program = None if self._library is None else self._made_program(self._library, context)
+        self._caches: Caches | None = None
 
     @property
     def is_native(self) -> bool:
         """Whether compiled code runs the steps, and not the torch layers."""
         return self._program is not None
 
+    own_threads = is_native
+
     def forward(self, batch: ModelBatch, kv_caches: Sequence[Tensor]) -> Tensor:
         if self._program is None:
             return super().forward(batch, kv_caches)
-        tables, slots = self._tables(batch)
-        kept = [pointers(tables), pointers(slots), pointers(kv_caches)]
-        given = [
-            t.contiguous() for t in (batch.input_ids, batch.positions, batch.query_start_loc, batch.logits_indices)
-        ]
         logits = torch.empty(len(batch.logits_indices), self._vocab_size)
-        self._program.run(
-            StepRecord(
-                batch.num_tokens,
-                batch.num_requests,
-                len(batch.logits_indices),
-                batch.block_table.shape[1],
-                given[0].data_ptr(),
-                given[1].data_ptr(),
-                given[2].data_ptr(),
-                ctypes.cast(kept[0], POINTERS),
-                ctypes.cast(kept[1], POINTERS),
-                given[3].data_ptr(),
-                ctypes.cast(kept[2], POINTERS),
-                logits.data_ptr(),
-                None,
-                None,
-                self._block_size(kv_caches[0]),
-            )
-        )
+        self._run(self._program, batch, kv_caches, logits=logits.data_ptr())
         return logits
 
-    def _block_size(self, kv_cache: Tensor) -> int:
-        return int(kv_cache.shape[1]) * SUB
+    def forward_argmax(self, batch: ModelBatch, kv_caches: Sequence[Tensor]) -> Argmax:
+        """See `core.model.interface.ArgmaxModel`: compiled code keeps no logits but the largest."""
+        if self._program is None:
+            return argmax_of(super().forward(batch, kv_caches))
+        ids, peaks = torch.empty(len(batch.logits_indices), dtype=torch.int64), torch.empty(len(batch.logits_indices))
+        self._run(self._program, batch, kv_caches, best=ids.data_ptr(), peaks=peaks.data_ptr())
+        return Argmax(ids, peaks)
+
+    def _run(self, program: Program, batch: ModelBatch, kv_caches: Sequence[Tensor], **wanted: int) -> None:
+        """`wanted`: where results go, by their names in a StepRecord."""
+        if self._caches is None or self._caches.of is not kv_caches:
+            self._caches = Caches(kv_caches, pointers(kv_caches), int(kv_caches[0].shape[1]) * SUB)
+        tables, slots = self._tables(batch)
+        table_pointers, slot_pointers = pointers(tables), pointers(slots)
+        ids, positions, starts, rows = (
+            tensor.contiguous()
+            for tensor in (batch.input_ids, batch.positions, batch.query_start_loc, batch.logits_indices)
+        )
+        step = StepRecord(
+            num_tokens=len(ids),
+            num_requests=len(starts) - 1,
+            num_logits=len(rows),
+            num_columns=batch.block_table.shape[1],
+            token_ids=ids.data_ptr(),
+            positions=positions.data_ptr(),
+            query_start=starts.data_ptr(),
+            tables=ctypes.cast(table_pointers, POINTERS),
+            slots=ctypes.cast(slot_pointers, POINTERS),
+            wanted=rows.data_ptr(),
+            caches=ctypes.cast(self._caches.pointers, POINTERS),
+            block_size=self._caches.block_size,
+            **wanted,
+        )
+        program.run(step)
 
     def _tables(self, batch: ModelBatch) -> tuple[list[Tensor], list[Tensor]]:
         """Of each group. A batch of one group has one for all."""
         if batch.group_block_tables is None or batch.group_slot_mappings is None:
-            return [batch.block_table.contiguous()] * self._num_groups, [
-                batch.slot_mapping.contiguous()
-            ] * self._num_groups
+            one = [batch.block_table.contiguous()], [batch.slot_mapping.contiguous()]
+            return one[0] * self._num_groups, one[1] * self._num_groups
         return (
             [batch.block_table.contiguous(), *batch.group_block_tables.contiguous()],
             [batch.slot_mapping.contiguous(), *batch.group_slot_mappings.contiguous()],
@@ -146,16 +168,17 @@ class CpuModel(NativeModel):
         return Program(library, torch.get_num_threads(), ops, CACHE_FORMATS[context.dtype])
 
 
-def check_sizes(arch: Architecture) -> None:
-    """Raises NoNativeCodeError for sizes that the kernels do not have."""
+def unfit_size(arch: Architecture) -> str:
+    """What the kernels do not have; empty where they have it all."""
     if arch.hidden_size % 16:
-        raise NoNativeCodeError(f"hidden_size {arch.hidden_size} is no multiple of 16")
+        return f"hidden_size {arch.hidden_size} is no multiple of 16"
     for plan in arch.layers:
         dim = plan.attention.head_dim
         if dim % 16 or dim > MAX_HEAD_DIM:
-            raise NoNativeCodeError(f"head_dim {dim} is no multiple of 16 up to {MAX_HEAD_DIM}")
+            return f"head_dim {dim} is no multiple of 16 up to {MAX_HEAD_DIM}"
         if plan.intermediate_size % 32:
-            raise NoNativeCodeError(f"intermediate_size {plan.intermediate_size} is no multiple of 32")
+            return f"intermediate_size {plan.intermediate_size} is no multiple of 32"
+    return ""
 
 
 class LayerOps:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import cached_property
 from typing import ClassVar
@@ -13,13 +12,11 @@ from torch import Tensor
 
 from core.model.interface import QuantContext
 from core.model.weights import BlockWeight
-from plugins.cpu.library import Library, NoNativeCodeError, load
+from plugins.cpu.library import Library, available
 from plugins.cpu.packing import PackedMatrix, block_form, pack, pack_blocks, rounded, rounded_blocks
 from plugins.cpu.program import OpList, Program
 from plugins.cpu.records import Format, Kind, StepRecord
 from plugins.cpu.settings import CpuQuantSettings
-
-log = logging.getLogger("nonet.cpu")
 
 HEAD = "lm_head"
 
@@ -88,11 +85,7 @@ class CpuQuant:
 
     def __init__(self, settings: CpuQuantSettings, context: QuantContext):
         self._dtype = context.dtype
-        try:
-            self._library: Library | None = load(settings.instructions)
-        except NoNativeCodeError as error:
-            self._library = None
-            log.warning("no native code, so weights go through torch, which is slower: %s", error)
+        self._library = available(settings.instructions)
 
     def takes_blocks(self, name: str, block_formats: Sequence[str]) -> bool:
         """Blocks that are of this very format stay what they are."""

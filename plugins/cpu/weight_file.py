@@ -154,14 +154,21 @@ def _read(file: IO[bytes]) -> tuple[Tensor, dict[str, Any]]:
         raise ValueError("its end is missing")
     file.seek(size - 16 - length)
     index = json.loads(file.read(length))
-    memory = mmap.mmap(-1, max(size - 16 - length, mmap.PAGESIZE))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = _large_pages(max(size - 16 - length, mmap.PAGESIZE))
     file.seek(0)
     with memoryview(memory) as view:
         if file.readinto(view[: size - 16 - length]) != size - 16 - length:  # type: ignore[attr-defined]
             raise ValueError("it ends too early")
     return torch.frombuffer(memory, dtype=torch.uint8), index
+
+
+def _large_pages(size: int) -> mmap.mmap:
+    """Memory of our own: that of shared mappings, which is the default of `mmap`, is in small pages."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def prune(folder: Path, max_bytes: int, keep: Path) -> None:

@@ -29,6 +29,11 @@ class Columns:
     edited: tuple[int, ...]  # rows whose logits the sampler itself changes before the token is chosen
     with_logprobs: tuple[int, ...]
 
+    @property
+    def is_argmax(self) -> bool:
+        """Whether each row's token is the largest logit, and nothing else is asked."""
+        return len(self.greedy) == len(self.params) and not self.edited and not self.with_logprobs
+
     def fits(self, rows: Sequence[SampledRow]) -> bool:
         """Whether these columns were made from the parameters of `rows`, in this order."""
         if len(rows) != len(self.params):

@@ -53,5 +53,8 @@ class Greedy:
             chosen = with_following(chosen, kept, metadata.rows, self._grammar)
         return SamplerOutput(chosen, errors=bad.errors(kept, metadata.rows, self._processors))
 
+    def takes_argmax(self, metadata: SamplingMetadata) -> bool:
+        return self._narrowing.leaves_argmax(metadata)
+
     def forget(self, request_ids: Sequence[str]) -> None:
         """Nothing is kept here."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.batch import SampledRow
+from core.batch import SampledRow, SamplingMetadata
 from core.stages.sampler import SamplerContext
 from plugins.samplers.bad_rows import After, BadRows, bad_among
 from plugins.samplers.verify import mask_blank
@@ -32,6 +32,14 @@ class Narrowing:
 
     def concerned(self, rows: Sequence[SampledRow]) -> Concerned:
         return Concerned(self._processors.touches(rows), self._grammar.touches(rows))
+
+    def leaves_argmax(self, metadata: SamplingMetadata) -> bool:
+        """Whether rows come as the model gave them, one for each request, and no other row is wanted."""
+        rows = metadata.rows
+        if not rows or metadata.prompt_rows or self._blank is not None or any(row.draft_token_ids for row in rows):
+            return False
+        which = self.concerned(rows)
+        return not which.touched and not which.constrained
 
     def apply(
         self, logits: torch.Tensor, rows: Sequence[SampledRow], which: Concerned, edited: Sequence[int] = ()

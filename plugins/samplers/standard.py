@@ -80,6 +80,9 @@ class Standard:
             errors=errors,
         )
 
+    def takes_argmax(self, metadata: SamplingMetadata) -> bool:
+        return self._narrowing.leaves_argmax(metadata) and self._columns_of(metadata.rows).is_argmax
+
     def forget(self, request_ids: Sequence[str]) -> None:
         self._penalties.forget(request_ids)
 

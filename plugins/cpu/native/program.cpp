@@ -62,8 +62,14 @@ struct RowsBuffer {
   }
 };
 
+// The largest logit that a thread has seen of one row, for each column of a tile.
+struct Best {
+  F16 values[2] = {all(-INFINITY), all(-INFINITY)};
+  I16 tiles[2] = {}, no_numbers = {};
+};
+
 struct Worker {
-  Memory bytes, factors, products, row, queries, scores, weights, tail, partials, other;
+  Memory bytes, factors, products, row, queries, scores, weights, tail, partials, other, best;
 };
 
 constexpr int STATIC_ROWS = 8;     // up to here a thread has the same tiles in each step, which its caches hold
@@ -305,15 +311,60 @@ class Program {
       put(wanted.rows, wanted.format, index, 0, row, padded(source.width));
     });
     const Matrix& matrix = matrices_[op.matrix];
+    auto capped = [&](int count, float* from) {
+      if (op.factor == 0.0f) return;
+      for (int i = 0; i < count * TILE; i += 16) store(from + i, tanh(load<F16>(from + i) / op.factor) * op.factor);
+    };
+    if (step_->best != nullptr) return best_logits(matrix, wanted.rows, capped, thread, counter);
     tiles(matrix, wanted.rows, step_->num_logits, 1, thread, counter, [&](int tile, int first, int count, float* from) {
       int width = std::min(TILE, matrix.n - tile * TILE);
+      capped(count, from);
       for (int r = 0; r < count; r++, from += TILE) {
-        if (op.factor != 0.0f) {
-          for (int i = 0; i < TILE; i += 16) store(from + i, tanh(load<F16>(from + i) / op.factor) * op.factor);
-        }
         memcpy(step_->logits + (int64_t)(first + r) * matrix.n + tile * TILE, from, width * sizeof(float));
       }
     });
+  }
+
+  // No logit is kept but the largest. A thread has its tiles in ascending order, so only a larger one takes an earlier one's place.
+  template <class Capped>
+  void best_logits(const Matrix& matrix, const Rows& rows, Capped capped, int thread, int& counter) {
+    Best* found = workers_[thread].best.array<Best>(step_->num_logits);
+    for (int r = 0; r < step_->num_logits; r++) found[r] = Best();
+    tiles(matrix, rows, step_->num_logits, 1, thread, counter, [&](int tile, int first, int count, float* from) {
+      capped(count, from);
+      for (int r = 0; r < count; r++, from += TILE) {
+        for (int i = matrix.n - tile * TILE; i < TILE; i++) from[i] = -INFINITY;
+        Best& best = found[first + r];
+        UNROLL for (int half = 0; half < 2; half++) {
+          F16 value = load<F16>(from + half * 16);
+          I16 larger = value > best.values[half];
+          best.no_numbers |= value != value;
+          best.values[half] = larger ? value : best.values[half];
+          best.tiles[half] = larger ? all_int(tile) : best.tiles[half];
+        }
+      }
+    });
+    if (thread == 0) {
+      for (int r = 0; r < step_->num_logits; r++) join_best(r);
+    }
+    team_.wait_all();
+  }
+
+  void join_best(int row) {
+    float peak = -INFINITY;
+    int64_t id = 0;
+    bool no_number = false;
+    for (int thread = 0; thread < team_.size(); thread++) {
+      const Best& best = workers_[thread].best.array<Best>(0)[row];
+      for (int i = 0; i < TILE; i++) {
+        float value = best.values[i / 16][i % 16];
+        int64_t at = (int64_t)best.tiles[i / 16][i % 16] * TILE + i;
+        no_number |= best.no_numbers[i % 16] != 0;
+        if (value > peak || (value == peak && at < id)) peak = value, id = at;
+      }
+    }
+    step_->best[row] = id;
+    step_->peaks[row] = no_number ? NAN : peak;
   }
 
   // --- attention ---
@@ -533,7 +584,7 @@ class Program {
 
 extern "C" {
 
-int nonet_abi() { return 1; }
+int nonet_abi() { return 2; }
 
 void* nonet_team(int num_threads) {
   try {

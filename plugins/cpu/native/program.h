@@ -54,7 +54,9 @@ struct Step {
   const int64_t* const* slots;      // of each group [T]
   const int64_t* wanted;            // [R] tokens
   void* const* caches;              // of each layer
-  float* logits;                    // [R, vocab_size]
+  float* logits;                    // [R, vocab_size], or null where `best` is wanted
+  int64_t* best;                    // [R] ids of the largest logits, the lowest among equals
+  float* peaks;                     // [R] those logits; NaN where a row has one
   float* input;                     // of the buffer of that kind
   float* output;
   int64_t block_size;

@@ -13,6 +13,8 @@ INLINE void pause() {
 #endif
 }
 
+constexpr int MOST_SPINS = 4000;  // about 60 us
+
 class Team {
  public:
   explicit Team(int size) : size_(size) {
@@ -35,18 +37,19 @@ class Team {
     wait_all();
   }
 
-  // All threads come here before any goes on. At most a few microseconds apart, so it spins; it yields where a core is shared.
+  // All threads come here before any goes on. They are a few microseconds apart, so it spins; where another program has the other
+  // thread's core, it sleeps, and leaves that thread its own.
   void wait_all() {
     if (size_ == 1) return;
     int round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
       arrived_.store(0, std::memory_order_relaxed);
       round_.store(round + 1, std::memory_order_release);
+      round_.notify_all();
       return;
     }
-    for (int spins = 0; round_.load(std::memory_order_acquire) == round;) {
-      pause();
-      if (++spins > 2000) std::this_thread::yield();
+    for (int spins = 0; round_.load(std::memory_order_acquire) == round; pause()) {
+      if (++spins > MOST_SPINS) round_.wait(round, std::memory_order_acquire);
     }
   }
 
