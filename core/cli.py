@@ -15,7 +15,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP: serve +preset=chat frontend.port=8123",
     "chat": "chat in the terminal: chat +preset=chat",
     "generate": 'one prompt, or a JSONL file: generate +preset=chat prompt="…" max_tokens=32 temperature=0',
-    "bench": "offline throughput, TTFT, TPOT and the framework's share, as JSON",
+    "bench": "a workload, in this process or against a server: bench workload=single +preset=chat; --help lists them",
     "simulate": "schedulers on simulated traffic: simulate scheduler=fair workload=conversation; also table, fit, compare",
     "plugins": "what is installed: plugins [list] [--json]; for authors: plugins new, check, matrix, faults",
     "explain": "the nine stages of a config, and where each value came from: explain +preset=chat",
@@ -24,7 +24,7 @@ COMMANDS = {
 }
 """Command -> its line of help. Each lives in core/commands/<command>.py as `run(arguments) -> exit code`."""
 
-OWN_HELP = ("simulate",)
+OWN_HELP = ("simulate", "bench")
 """Commands that print their own keys."""
 
 

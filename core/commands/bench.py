@@ -1,5 +1,5 @@
-"""`bench`: a closed-loop run of synthetic requests through the whole pipeline in this process; JSON on stdout, a summary on
-stderr."""
+"""`bench`: a workload of synthetic requests through the whole pipeline in this process, or against a server; JSON on stdout, a
+summary on stderr."""
 
 from __future__ import annotations
 
@@ -8,68 +8,58 @@ import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any
 
 from core.commands.explain import is_default, rows
 from core.commands.request_arguments import split
-from core.config.keys import validated
-from core.lab.bench import StepLog, measure
+from core.lab.bench.report import summary
+from core.lab.bench.run import IN_PROCESS, Asked, BenchSettings, UrlSettings, bench_url
+from core.lab.bench.workloads import DEFAULT, WORKLOADS, line_of, workload_class
 from core.lab.machine import machine
-from core.lab.workloads import FixedLengths
-from core.progress import ProgressBars
-from core.session import Session, log_to_stderr, open_session, start_front
+from core.session import Session, log_to_stderr, open_session
+from core.simulation.keys import described_keys
 
+if TYPE_CHECKING:
+    from core.lab.bench.figures import Report
+
+HELP = ("-h", "--help")
 IDENTITY = ("stage", "name", "wheel", "version")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """`bench +preset=chat num_requests=32 input_len=128 output_len=64 concurrency=32`."""
+    """`bench workload=single repeat=3 +preset=chat`, `bench url=http://127.0.0.1:8000 concurrency=8`."""
     log_to_stderr(logging.WARNING)
+    if any(word in HELP for word in arguments):
+        print(help_text())
+        return 0
     parts = split(arguments)
-    workload = validated(FixedLengths, parts.request, "bench")
-    # A closed loop bounds itself: nobody is to be turned away.
-    session = open_session(["process.separate=false", "admission=open", *parts.overrides])
-    report = asyncio.run(_bench(session, workload))
+    asked = Asked.of(parts.request, parts.overrides)
+    report = asyncio.run(bench_url(asked)) if asked.url.url else _in_process(asked)
     print(summary(report), file=sys.stderr)
-    print(json.dumps(report, indent=2))
+    print(json.dumps({**report, "machine": machine()}, indent=2))
     return 0
 
 
-async def _bench(session: Session, workload: FixedLengths) -> dict[str, Any]:
-    log = StepLog()
-    front = await start_front(session, ProgressBars(), taps=(log,))
-    bar = tqdm(total=workload.num_requests, desc="requests", file=sys.stderr, disable=None)
-    try:
-        report = await measure(front, workload, log, bar.update)
-    finally:
-        bar.close()
-        await front.close()
-    return {
-        **report,
-        "pipeline": pipeline(session),
-        "machine": machine(),
-        "model": session.settings.model.source,
-    }
+def _in_process(asked: Asked) -> Report:
+    from core.lab.bench.engine import bench_session
+
+    session = open_session([*IN_PROCESS, *asked.overrides])
+    report = asyncio.run(bench_session(session, asked))
+    return {**report, "pipeline": pipeline(session), "model": session.settings.model.source}
 
 
-def summary(report: Mapping[str, Any]) -> str:
-    """Five lines for a reader."""
-    steps = report["steps"]
-    return "\n".join(
-        (
-            f"output           {report['output_tokens_per_s']:.1f} tokens/s",
-            f"TTFT p50         {_milliseconds(report['ttft_s'])}",
-            f"TPOT p50         {_milliseconds(report['tpot_s'])}",
-            f"framework share  {100 * steps['framework_share']:.1f} % of a step",
-            f"steps            {steps['count']}, of {steps['mean_requests']:.1f} requests on average",
-        )
-    )
-
-
-def _milliseconds(quantiles: Mapping[str, float]) -> str:
-    return f"{1000 * quantiles['p50']:.1f} ms" if quantiles else "not measured: one token per request"
+def help_text() -> str:
+    lines = [
+        "nonet bench: a workload through the whole pipeline, or against a server; figures as JSON, a summary on stderr"
+    ]
+    lines += ["for example: nonet bench workload=single repeat=3 +preset=chat"]
+    lines += ["             nonet bench url=http://127.0.0.1:8000 concurrency=8 num_requests=32", ""]
+    lines += [*described_keys(BenchSettings), *described_keys(UrlSettings)]
+    for name in WORKLOADS:
+        lines += ["", f"workload={name}{' (the default)' if name == DEFAULT else ''}: {line_of(name)}"]
+        lines += described_keys(workload_class(name).Settings)
+    lines += ["", "Words with a dot, and those that select a component, are config: `nonet explain` prints it."]
+    return "\n".join([*lines, "With url=, model=NAME is the model that the server is asked for; else its first."])
 
 
 def pipeline(session: Session) -> list[dict[str, Any]]:

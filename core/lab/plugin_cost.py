@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 
 from core.components import PluginRecord, Provided
 from core.hookspecs import Component
-from core.lab.bench import FRAMEWORK
+from core.lab.bench.steps import FRAMEWORK
 from core.lab.stopwatch import ChainWatch, Counter, Overhead
 from core.observers import ObserverContext
 from core.outputs import RequestRecord, StepStats
