@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: setup serve chat test check-plugins check-scheduling check-overload check-structured lint format types docs bench clean
+.PHONY: setup serve chat test check-plugins check-scheduling check-overload check-structured bench-cpu bench-peers lint format types docs bench clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,12 @@ docs: setup
 
 bench: setup
 	$(RUN) -m core bench +preset=chat $(ARGS)
+
+bench-cpu: setup
+	$(RUN) -m core.lab.bench_cpu $(ARGS)
+
+bench-peers: setup
+	$(RUN) -m core.lab.bench_peers $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

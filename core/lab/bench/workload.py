@@ -7,8 +7,10 @@ from typing import ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from core.lab.bench.calls import WorkItem
 from core.lab.bench.figures import Report, known, quantiles, throughput
 from core.lab.bench.load import Load
+from core.lab.bench.prompts import Prompts
 
 
 class WorkloadSettings(BaseModel):
@@ -134,12 +136,17 @@ class Offline:
     def num_calls(self) -> int:
         return self.settings.num_requests
 
-    async def run(self, load: Load) -> Report:
-        s, draw, items = self.settings, load.prompts, []
+    def items(self, draw: Prompts) -> list[WorkItem]:
+        s, items = self.settings, []
         for _ in range(s.num_requests):
             input_len = draw.length(s.min_input_len, max(s.min_input_len, s.max_input_len))
             output_len = draw.length(s.min_output_len, max(s.min_output_len, s.max_output_len))
             items.append(draw.item(input_len, output_len))
+        return items
+
+    async def run(self, load: Load) -> Report:
+        s, draw = self.settings, load.prompts
+        items = self.items(draw)
         await load.warm(draw.items(s.warmup, s.min_input_len, s.min_output_len))
         started = time.perf_counter()
         calls = await load.closed(items, len(items))
