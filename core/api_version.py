@@ -29,7 +29,7 @@ plugin is given have defaults. Neither has been released yet, so two things coul
 1.3 adds grammars: the config group, the word `grammar` of a sampler, and `jump_forward` of a scheduler.
 
 1.4 adds what native code can do without: a quant method may take weights in the blocks of a GGUF file as they are, and steps that
-take the largest logit of each row need write no logits.
+take the largest logit of each row need write no logits. And a model can tell what its steps must at least move and compute.
 
 What each added is in `SINCE`."""
 
@@ -96,6 +96,8 @@ SINCE: Mapping[str, str] = MappingProxyType(
         "Model.own_threads": "1.4",
         "ArgmaxModel": "1.4",
         "ArgmaxSampler": "1.4",
+        "Model.roofline": "1.4",
+        "Executor.roofline": "1.4",
     }
 )
 """What is newer than 1.0, and since when: hooks, fields of `Component`, and parts of what stages are given or must do."""

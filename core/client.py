@@ -20,6 +20,7 @@ from core.border.inline_client import InlineClient
 from core.border.step_loop import EngineLoop
 from core.border.thread_client import TURN_S, EngineHealth, EngineStatus, ThreadClient
 from core.errors import EngineDeadError, NonetError, RequestError
+from core.model.roofline import Roofline
 from core.outputs import StepOutput, TokenDelta
 from core.progress import Progress
 from core.request import EngineRequest, FinishReason
@@ -75,6 +76,7 @@ class EngineClient(Protocol):
     def send_abort(self, request_ids: Sequence[str]) -> None: ...
     async def receive(self) -> StepOutput: ...
     async def reset_prefix_cache(self) -> bool: ...
+    async def measure_roofline(self) -> Roofline | None: ...
     def health(self) -> EngineHealth: ...
     async def close(self, drain_s: float = 0.0) -> None: ...
     def kill(self) -> None: ...
@@ -282,7 +284,7 @@ class ProcessClient(ThreadClient[bytes]):
                 self._seen(message.loop_time)
                 self.step, self.engine_dropped = message.step, message.dropped
             case Reply():
-                self._on_reply(message.call_id, message.ok)
+                self._on_reply(message)
             case Loading():
                 self._on_loading(child, message)
             case Ready():

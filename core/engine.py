@@ -17,6 +17,7 @@ from core.isolation.faults import SpoiltKVError, StageError, is_told
 from core.isolation.recovery import Recovery
 from core.isolation.scheduler import Live
 from core.model.interface import StepResult
+from core.model.roofline import Roofline
 from core.outputs import PluginIncident, StepOutput, StepStats, TokenDelta
 from core.pipeline import EnginePipeline
 from core.request import EngineRequest, FinishReason, Request
@@ -117,6 +118,12 @@ class Engine:
             self._faults.note(error.group, error.reason, error)
             self._renew({})
             return True
+
+    def roofline(self) -> Roofline | None:
+        """Measured now, which takes seconds; None where the model or its executor tells none."""
+        measure = getattr(self._executor, "roofline", None)
+        found = None if measure is None else measure()
+        return found if isinstance(found, Roofline) else None
 
     def info(self) -> EngineInfo:
         return self._info

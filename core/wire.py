@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from core.errors import NonetError
+from core.model.roofline import Roofline
 from core.outputs import StepOutput, StepStats, TokenDelta
 from core.request import EngineRequest, FinishReason
 
@@ -65,6 +66,10 @@ class ResetPrefixCache(Message, frozen=True, tag=True):
     call_id: int
 
 
+class MeasureRoofline(Message, frozen=True, tag=True):
+    call_id: int
+
+
 class Shutdown(Message, frozen=True, tag=True):
     """Stop after the work in hand, or after `drain_s` seconds."""
 
@@ -105,13 +110,14 @@ class Heartbeat(Message, frozen=True, tag=True):
 class Reply(Message, frozen=True, tag=True):
     call_id: int
     ok: bool
+    roofline: Roofline | None = None  # to MeasureRoofline, where the model has one
 
 
 class Stopped(Message, frozen=True, tag=True):
     reason: str
 
 
-FrontMessage = Hello | Add | Abort | ResetPrefixCache | Shutdown
+FrontMessage = Hello | Add | Abort | ResetPrefixCache | MeasureRoofline | Shutdown
 EngineMessage = Loading | Ready | StartFailed | Output | Heartbeat | Reply | Stopped
 AnyMessage = FrontMessage | EngineMessage
 

@@ -77,7 +77,7 @@ class InlineClient(ThreadClient[FrontMessage]):
     def _pass_on(self, result: StepOutput | Reply) -> None:
         """Hand a result over; a front that does not receive holds the engine up here."""
         if isinstance(result, Reply):
-            self._on_reply(result.call_id, result.ok)
+            self._on_reply(result)
             return
         while self._inbox.full and not self._killed:
             self._work.wait(TURN_S)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from core.errors import Terminated, described
+from core.model.roofline import Roofline
 from core.outputs import StepOutput, TokenDelta
 from core.request import EngineRequest, FinishReason
-from core.wire import Abort, Add, EngineInfo, FrontMessage, Reply, ResetPrefixCache, Shutdown
+from core.wire import Abort, Add, EngineInfo, FrontMessage, MeasureRoofline, Reply, ResetPrefixCache, Shutdown
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,10 @@ class EngineLoop(Protocol):
     def has_work(self) -> bool: ...
 
     def reset_prefix_cache(self) -> bool: ...
+
+    def roofline(self) -> Roofline | None:
+        """Measured now, which takes seconds; None where the model or its executor tells none."""
+        ...
 
     def info(self) -> EngineInfo: ...
 
@@ -88,6 +93,8 @@ class StepLoop:
                 self._engine.abort(request_ids)
             case ResetPrefixCache(call_id=call_id):
                 return [Reply(call_id=call_id, ok=self._engine.reset_prefix_cache())]
+            case MeasureRoofline(call_id=call_id):
+                return [Reply(call_id=call_id, ok=True, roofline=self._engine.roofline())]
             case Shutdown(drain_s=drain_s):
                 self._stop_at = time.monotonic() + drain_s
             case _:
@@ -99,7 +106,7 @@ def _answer_failed(message: FrontMessage, error: str) -> list[StepOutput | Reply
     match message:
         case Add(requests=requests):
             return [StepOutput(deltas=[_error_delta(request.request_id, error) for request in requests])]
-        case ResetPrefixCache(call_id=call_id):
+        case ResetPrefixCache(call_id=call_id) | MeasureRoofline(call_id=call_id):
             return [Reply(call_id=call_id, ok=False)]
     return []
 

@@ -17,10 +17,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 from core.border.inbox import Inbox
 from core.errors import EngineDeadError, NonetError, OverloadedError, described
+from core.model.roofline import Roofline
 from core.outputs import StepOutput
 from core.progress import Progress, no_progress
 from core.request import EngineRequest
-from core.wire import Abort, EngineInfo, FrontMessage, ResetPrefixCache, Shutdown
+from core.wire import Abort, EngineInfo, FrontMessage, MeasureRoofline, Reply, ResetPrefixCache, Shutdown
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class ThreadClient(ABC, Generic[Item]):
         self._inbox = Inbox(INBOX_STEPS, self._wake)
         self._lock = threading.Lock()  # of the fields below, where two threads write
         self._outbox: deque[Item] = deque()
-        self._replies: dict[int, Future[bool]] = {}
+        self._replies: dict[int, Future[Reply]] = {}
         self._status = EngineStatus.STARTING
         self._closing = False  # the user asked for the end
         self._calls = itertools.count(1)
@@ -141,12 +142,18 @@ class ThreadClient(ABC, Generic[Item]):
 
     async def reset_prefix_cache(self) -> bool:
         """True when the cache was emptied; False when blocks are in use. Raises EngineDeadError."""
-        reply = _running_future_of_bool()
-        call_id = next(self._calls)
-        item = self._pack(ResetPrefixCache(call_id=call_id))
+        return (await self._ask(ResetPrefixCache(call_id=next(self._calls)))).ok
+
+    async def measure_roofline(self) -> Roofline | None:
+        """Takes seconds in which no step runs. None where the model or its executor tells none. Raises EngineDeadError."""
+        return (await self._ask(MeasureRoofline(call_id=next(self._calls)))).roofline
+
+    async def _ask(self, message: ResetPrefixCache | MeasureRoofline) -> Reply:
+        reply = _running_future_of_reply()
+        item = self._pack(message)
         with self._lock:
             self._refuse_unless_ready()
-            self._replies[call_id] = reply
+            self._replies[message.call_id] = reply
             self._outbox.append(item)
         self._wake()
         return await asyncio.wrap_future(reply)
@@ -205,11 +212,11 @@ class ThreadClient(ABC, Generic[Item]):
         self._detail = f"{what} {done}/{total}"
         self._progress(what, done, total)
 
-    def _on_reply(self, call_id: int, ok: bool) -> None:
+    def _on_reply(self, reply: Reply) -> None:
         with self._lock:
-            reply = self._replies.pop(call_id, None)
-        if reply is not None:
-            reply.set_result(ok)
+            waiting = self._replies.pop(reply.call_id, None)
+        if waiting is not None:
+            waiting.set_result(reply)
 
     def _fail_pending(self, status: EngineStatus, detail: str) -> None:
         """The engine is gone: forget what was meant for it, and tell everyone who waits for an answer."""
@@ -253,8 +260,8 @@ def _running_future() -> Future[None]:
     return future
 
 
-def _running_future_of_bool() -> Future[bool]:
-    future: Future[bool] = Future()
+def _running_future_of_reply() -> Future[Reply]:
+    future: Future[Reply] = Future()
     future.set_running_or_notify_cancel()
     return future
 

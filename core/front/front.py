@@ -23,6 +23,7 @@ from core.front.texts import Texts
 from core.isolation.front import FrontGuards
 from core.isolation.incidents import Incidents
 from core.isolation.tools import GuardedToolParser
+from core.model.roofline import Roofline
 from core.outputs import PluginIncident, RequestOutput, StepOutput, StepStats, TokenDelta
 from core.pipeline import FrontPipeline
 from core.progress import Progress
@@ -149,6 +150,10 @@ class Front:
 
     def stats(self) -> StepStats:
         return self._stats
+
+    async def measure_roofline(self) -> Roofline | None:
+        """See `core.client.EngineClient`; for when nothing runs."""
+        return await self._client.measure_roofline()
 
     async def reset_prefix_cache(self) -> bool:
         return await self._client.reset_prefix_cache()

@@ -1,8 +1,8 @@
 """What the native CPU runtime does on this machine, in figures: `python -m core.lab.bench_cpu [--quick] [PIECE …]`.
 
-Our side of what `core.lab.bench_peers` compares, in less than ten minutes, and without any peer. Nothing else may run meanwhile. The
-last line has all figures; the exit code is 1 where a target is missed. `--quick` is a smoke test with a model of a few thousand
-weights, in which no figure is held against anyone.
+Our side of what `core.lab.bench_peers` compares, in less than ten minutes, and without any peer. Nothing else may run meanwhile.
+The last line has all figures; the exit code is 1 where a target is missed. `--quick` is a smoke test with a model of a few
+thousand weights, in which no figure is held against anyone.
 """
 
 from __future__ import annotations

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from core.batch import ModelBatch
 from core.model.arch import Architecture, read_architecture
+from core.model.ceilings import roofline_of
 from core.model.interface import AttentionSpec, Linear, ModelContext
 from core.model.layers import DecoderLayer, RMSNorm
 from core.model.loader import Loader, WeightLoader, WeightPart
 from core.model.model_settings import NativeSettings
+from core.model.roofline import Roofline
 from core.model.rope import Rope
 from core.model.weights import open_weights
 
@@ -68,6 +70,10 @@ class NativeModel:
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             x = layer(x, rotations[layer.rope], kv_cache, metadata)
         return self._logits(x[batch.logits_indices])
+
+    def roofline(self) -> Roofline:
+        """Of weights in the model's dtype; a weight format of fewer bits moves less."""
+        return roofline_of(self.architecture, self._dtype, self.embedding.device)
 
     def _logits(self, x: Tensor) -> Tensor:
         logits = self.head(self.norm(x).to(self._dtype)).float()

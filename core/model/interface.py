@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from core.cache.kv_cache import KVCopy
+    from core.model.roofline import Roofline
     from core.model.spec import ModelSpec
     from core.model.weights import BlockWeight
     from core.progress import Progress
@@ -234,6 +235,13 @@ class Model(Protocol):
         """
         ...
 
+    def roofline(self) -> Roofline:
+        """What a step must move and compute, and what this machine can, measured when it is asked for: by `bench`, between steps.
+
+        Optional (API 1.4). Without it, or where the executor does not pass it on, `bench` tells no share of the machine's limits.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Argmax:
@@ -374,6 +382,10 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
+
+    def roofline(self) -> Roofline | None:
+        """The model's, where it has one. Optional (API 1.4)."""
+        ...
 
     # Host memory for KV: optional (API 1.2), all or none of it, with the word `swap`. Called after `allocate`.
 

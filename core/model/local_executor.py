@@ -15,6 +15,7 @@ from core.errors import PluginError
 from core.isolation.model import BatchSeal, blame_model, check_argmax, check_logits, check_sampled, without_numbers
 from core.model.interface import ArgmaxModel, ExecutorContext, Model, StepResult
 from core.model.model_settings import LocalExecutorSettings
+from core.model.roofline import Roofline
 from core.model.runner import ModelRunner
 from core.stages.sampler import ArgmaxSampler, Sampler
 
@@ -94,6 +95,9 @@ class LocalExecutor:
 
     def measure_swap(self) -> float:
         return self._runner.swap_memory.measure()
+
+    def roofline(self) -> Roofline | None:
+        return self._runner.roofline()
 
     def submit(self, batch: ModelBatch) -> FinishedStep:
         try:

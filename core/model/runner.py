@@ -25,6 +25,7 @@ from core.model.interface import (
     QuantContext,
 )
 from core.model.layer_groups import LayerGroups
+from core.model.roofline import Roofline
 from core.model.swap_memory import SwapMemory, swap_does_not_fit
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -155,6 +156,11 @@ class ModelRunner:
         # A request whose sampling failed may already be part of the next step; its row there is computed and discarded.
         for request_id in sampled.errors:
             self._last_sampled[request_id] = 0
+
+    def roofline(self) -> Roofline | None:
+        """Of a model that tells one."""
+        measure = getattr(self.model, "roofline", None)
+        return None if measure is None else measure()
 
     def forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from core import errors
 from core.errors import ConfigError
+from core.model.roofline import Roofline
 from core.outputs import StepOutput, StepStats, TokenDelta
 from core.request import EngineRequest, FinishReason
 from core.wire import EngineInfo
@@ -82,6 +83,9 @@ class FakeEngineLoop:
 
     def reset_prefix_cache(self) -> bool:
         return not self._requests
+
+    def roofline(self) -> Roofline | None:
+        return Roofline(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 
     def info(self) -> EngineInfo:
         return EngineInfo(
