@@ -219,6 +219,8 @@ def test_generate_refuses_with_one_line(nonet, model, tmp_path, arguments, expec
         (["chat", "sistem=brief"], "did you mean system"),
         (["chat", "n=2"], "frontend.n"),
         (["bench", "num_request=4"], "did you mean num_requests"),
+        (["bench", "workload=singel"], "did you mean single"),
+        (["bench", "url=127.0.0.1:8000"], "an address as in url=http://"),
         (["serve", "+preset=caht"], "did you mean chat"),
         (["serve", "frontend.prot=1"], "did you mean port"),
         (["explain", "scheduler.max_num_runing_reqs=3"], "did you mean max_num_running_reqs"),
@@ -270,9 +272,10 @@ def test_bench_prints_json(nonet, model):
         "stage": "scheduler", "name": "fcfs", "wheel": "nonet", "version": report["machine"]["nonet"],
         "settings": {"max_num_running_reqs": 5},
     }  # fmt: skip
-    summary = result.err.rstrip().splitlines()[-5:]
-    assert [line.split("  ")[0] for line in summary] == ["output", "TTFT p50", "TPOT p50", "framework share", "steps"]
-    assert f"{report['output_tokens_per_s']:.1f} tokens/s" in summary[0] and f"  {steps['count']}, " in summary[4]
+    summary = result.err.rstrip().splitlines()[-8:]
+    labels = ["output", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "framework share", "steps", "limits"]
+    assert [line.split("  ")[0] for line in summary] == labels
+    assert f"{report['output_tokens_per_s']:.1f} tokens/s" in summary[0] and f"  {steps['count']}, " in summary[6]
 
 
 # chat
