@@ -20,6 +20,7 @@ from typing import Any
 
 from core.assembly import read_model
 from core.lab.grammar_cost import ENDLESS, HEAVY, HEAVY_TOKENS, NUM_STREAMS, PROMPT, GrammarCost, measure
+from core.lab.peers.models import in_bfloat16
 from core.lab.quiet import quiet
 from core.session import open_session
 
@@ -43,7 +44,7 @@ def asked(arguments: Sequence[str]) -> dict[str, str]:
 
 def job(folder: Path, gguf: Path) -> dict[str, Any]:
     return {
-        "model": str(_in_bfloat16(gguf, folder)),
+        "model": str(in_bfloat16(gguf, folder)),
         "gguf": str(gguf),
         "prompts": [[*PROMPT, 200 + index] for index in range(NUM_STREAMS)],
         "schema": ENDLESS,
@@ -63,23 +64,6 @@ def cost_of(name: str, program: str, work: Mapping[str, Any]) -> GrammarCost:
         command, input=json.dumps(work), capture_output=True, text=True, check=True, timeout=LIMIT_S, env=environ
     )
     return GrammarCost.of(**json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"plain"'))))
-
-
-def _in_bfloat16(gguf: Path, folder: Path) -> Path:
-    """A folder as Hugging Face has them."""
-    import torch
-    import transformers
-
-    known = {"gguf_file": gguf.name}
-    whole = transformers.GgufConfig(dequantize=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        gguf.parent, **known, quantization_config=whole, dtype=torch.bfloat16
-    )
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(gguf.parent, **known).save_pretrained(folder)
-    return folder
 
 
 def main(arguments: Sequence[str]) -> int:
