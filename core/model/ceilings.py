@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 
+from core.memory import free_host_memory
 from core.model.arch import Architecture
 from core.model.roofline import Roofline
 
 READ_BYTES = 2**30  # past every cache
-LEAST_READ_BYTES = 2**26
 SIDE = 2048  # of the square matrices of a product
 ROUNDS = 5  # the best counts: what else the machine does only ever adds
 
@@ -44,16 +44,14 @@ def layer_weights(arch: Architecture) -> int:
 
 def read_rate(device: torch.device) -> float:
     """Bytes per second."""
-    size = READ_BYTES
-    while True:
-        try:
-            numbers = torch.ones(size // 4, dtype=torch.float32, device=device)
-            break
-        except RuntimeError:  # no room for so many
-            size //= 4
-            if size < LEAST_READ_BYTES:
-                raise
-    return size / best_s(lambda: numbers.sum(), device)
+    numbers = torch.ones(readable_bytes(device) // 4, dtype=torch.float32, device=device)
+    return numbers.nbytes / best_s(lambda: numbers.sum(), device)
+
+
+def readable_bytes(device: torch.device) -> int:
+    """As many as are wanted, or a quarter of what is free."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
+    return READ_BYTES if free is None else max(min(READ_BYTES, free // 4), 4)
 
 
 def product_rate(dtype: torch.dtype, device: torch.device) -> float:

@@ -97,7 +97,9 @@ class LongPrefill:
 
     def _report(self, streams: Sequence[Call], long: Call, wall_s: float) -> Report:
         """Raises NonetError where the long prompt was not answered, or no stream was there to notice it."""
-        (answered,), running = whole([long]), whole(streams)
+        (answered,), running = whole([long]), [stream for stream in whole(streams) if stream.arrivals]
+        if not running:
+            raise NonetError("no stream had an event")
         first = answered.arrivals[0] if answered.arrivals else answered.ended
         under_way = max(stream.arrivals[min(self.settings.before, len(stream.arrivals)) // 2] for stream in running)
         before = gaps_between(running, under_way, answered.sent)
