@@ -26,6 +26,7 @@ class Call:
     sent: float = 0.0
     arrivals: list[float] = field(default_factory=list)  # of what brought tokens: often one, sometimes several
     num_tokens: int = 0  # of the answer
+    num_first_tokens: int = 1  # that came with the first arrival: a grammar may force several
     num_prompt_tokens: int = 0
     num_cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None: not told
     ended: float = 0.0
@@ -37,9 +38,10 @@ class Call:
 
     @property
     def tpot(self) -> float | None:
-        if self.num_tokens < 2 or len(self.arrivals) < 2:
+        num_later = self.num_tokens - self.num_first_tokens
+        if num_later < 1 or len(self.arrivals) < 2:
             return None
-        return (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
+        return (self.arrivals[-1] - self.arrivals[0]) / num_later
 
     @property
     def e2e(self) -> float:

@@ -59,5 +59,6 @@ def _take(call: Call, output: RequestOutput) -> None:
     if num := sum(len(choice.token_ids) for choice in output.outputs):
         call.arrivals.append(time.perf_counter())
         call.num_tokens += num
+        call.num_first_tokens = num if len(call.arrivals) == 1 else call.num_first_tokens
     if output.usage is not None:
         call.num_cached_tokens = output.usage.cached_tokens
