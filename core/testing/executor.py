@@ -22,7 +22,7 @@ from core.testing.contract import Contract
 from core.testing.engines import engine_request, make_engine
 from core.testing.fake_loop import fcfs
 from core.testing.fakes import VOCAB_SIZE
-from core.testing.toy_model import BLOCK_SIZE, Toy, ids_of, toy_next, toy_output
+from core.testing.toy_model import BLOCK_SIZE, ROOFLINE, Toy, ids_of, toy_next, toy_output
 
 NUM_BLOCKS = 40
 MAX_STEPS = 2000
@@ -52,6 +52,12 @@ class ExecutorContract(Contract):
         assert executor.kv_bytes_per_block() == BLOCK_SIZE * 4, "one float32 per slot of the toy model's only layer"
         free = executor.free_memory()
         assert free is None or free > 0
+        executor.close()
+
+    def test_what_the_model_says_of_the_machine_is_passed_on_or_not_at_all(self) -> None:
+        executor = self.make_executor()
+        measure = getattr(executor, "roofline", None)  # optional
+        assert measure is None or measure() in (None, ROOFLINE)
         executor.close()
 
     def test_a_pool_that_does_not_fit_is_refused_with_its_size(self) -> None:

@@ -20,6 +20,7 @@ from core.model.interface import (
     QuantContext,
     StepResult,
 )
+from core.model.roofline import Roofline
 from core.progress import no_progress
 from core.testing.engines import fake_spec
 from core.testing.fakes import VOCAB_SIZE
@@ -38,6 +39,9 @@ def toy_output(prompt: Sequence[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         ids.append(toy_next(ids))
     return ids[len(prompt) :]
+
+
+ROOFLINE = Roofline(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 
 
 class ToyAttention:
@@ -80,6 +84,9 @@ class ToyModel:
             slots = slots_of(batch, owner, int(batch.positions[at]) + 1, BLOCK_SIZE)
             logits[row, toy_next([int(value) for value in cache[slots].tolist()])] = 1.0
         return logits
+
+    def roofline(self) -> Roofline:
+        return ROOFLINE
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ import pytest
 
 from core.client import EngineClient, EngineProcessSettings, EngineStatus, InlineClient, ProcessClient
 from core.errors import ConfigError, EngineDeadError, ModelFileError, NonetError, OverloadedError, PluginError
+from core.model.roofline import Roofline
 from core.outputs import StepOutput
 from core.request import EngineRequest, FinishReason, SamplingParams
 from core.testing.harness.fake_engine import FakeEngineLoop, build, fake_tokens
@@ -136,6 +137,12 @@ async def test_a_request_sent_twice_runs_once(make: Make) -> None:
     assert (await finish(client, 1))[0] == {"a": fake_tokens(sequence("a", 20))}
     client.send_add([sequence("b")])
     assert (await finish(client, 1))[0] == {"b": fake_tokens(sequence("b"))}
+
+
+async def test_what_the_model_says_of_the_machine_comes_over(make: Make) -> None:
+    client = make()
+    await client.start()
+    assert await asyncio.wait_for(client.measure_roofline(), 5) == Roofline(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 
 
 async def test_reset_prefix_cache(make: Make) -> None:

@@ -6,9 +6,12 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from core.lab.bench.limits import limits
 from core.lab.bench.report import summary
+from core.model import ceilings
+from core.model.arch import read_architecture
 from core.model.roofline import Roofline
 from core.outputs import StepStats
 
@@ -59,3 +62,35 @@ def test_a_run_without_a_step_of_a_kind_tells_no_share_of_it() -> None:
     assert found["prefill"] == {} and "prefill" not in found["text"]
     assert found["decode"]["share"] == pytest.approx((50 + 4 * 50) / 5 / 100)
     assert limits(ROOFLINE, [], REPORT)["steps_share"] == 0.0
+
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 330,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+
+
+def test_the_torch_layers_count_their_weights_and_measure_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "READ_BYTES", 2**16)
+    monkeypatch.setattr(ceilings, "SIDE", 32)
+    found = ceilings.roofline_of(read_architecture(CONFIG), torch.bfloat16, torch.device("cpu"))
+    layer = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96  # q, k and v, out, and the three of the MLP
+    assert found.weight_bytes == 2 * (2 * layer + 330 * 64)
+    assert (found.linear_operations_per_token, found.head_operations_per_row) == (2 * 2 * layer, 2 * 330 * 64)
+    assert found.kv_bytes_per_context_token == 2 * 2 * (2 * 16) * 2
+    assert found.bytes_per_s > 0 and found.operations_per_s > 0
+
+
+def test_little_free_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "free_host_memory", lambda: 4000)
+    assert ceilings.readable_bytes(torch.device("cpu")) == 1000
+    monkeypatch.setattr(ceilings, "free_host_memory", lambda: None)
+    assert ceilings.readable_bytes(torch.device("cpu")) == 2**30

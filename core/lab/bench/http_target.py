@@ -49,7 +49,9 @@ class HttpTarget:
         ended: asyncio.Future[None] = loop.create_future()
         reply, call.sent = Reply(call, ended), time.perf_counter()
         try:
-            transport, _ = await loop.create_connection(lambda: reply, self.address.hostname, self.address.port or 80)
+            transport, _ = await loop.create_connection(
+                lambda: reply, self.address.hostname or "", self.address.port or 80
+            )
             try:
                 transport.write(request)
                 async with asyncio.timeout(LIMIT_S):

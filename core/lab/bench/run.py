@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from tqdm import tqdm
 
+from core.config.keys import fields_of
 from core.errors import ConfigError
 from core.lab.bench.calls import Target
 from core.lab.bench.figures import Report
@@ -21,7 +22,7 @@ from core.lab.bench.prompts import Prompts
 from core.lab.bench.report import over_rounds
 from core.lab.bench.workload import Workload
 from core.lab.bench.workloads import DEFAULT, open_workload
-from core.simulation.keys import checked, fields_of
+from core.simulation.keys import checked
 
 MODEL = "model="
 # A closed loop bounds itself, and so does an offline batch: nobody is to be turned away.

@@ -35,14 +35,15 @@ class Programs:
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Programs:
         """Raises ConfigError for a name that is no peer, and a path where no program is."""
-        for name, path in given.items():
+        for name, place in given.items():
             if name not in ON_PATH:
                 raise ConfigError(f"{name}: no peer is called that{near_matches(name, ON_PATH)}")
-            if not Path(path).is_file():
-                raise ConfigError(f"{name}={path}: no such program")
+            if not Path(place).is_file():
+                raise ConfigError(f"{name}={place}: no such program")
         found = dict[str, str]()
         for name, program in ON_PATH.items():
-            if path := given.get(name) or (shutil.which(program) if program else None):
+            path = given.get(name) or (shutil.which(program) if program else None)
+            if path is not None:
                 found[name] = str(
                     Path(path).absolute()
                 )  # not resolved: a link is what makes it an environment's Python

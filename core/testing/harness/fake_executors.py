@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from core.batch import ModelBatch, SamplerOutput
 from core.cache.kv_cache import KVCopy
 from core.model.interface import StepResult
+from core.model.roofline import Roofline
 from core.testing.fakes import FakeModel
 
 Fault = Callable[[ModelBatch], None]  # may raise
@@ -60,6 +61,9 @@ class FakeExecutor:
             if self.swap_fault is not None:
                 self.swap_fault(copy)
             self._model.swap([copy])
+
+    def roofline(self) -> Roofline | None:
+        return None
 
     def measure_swap(self) -> float:
         return 1e-6
