@@ -29,6 +29,7 @@ from core.lab.peers.programs import Programs, split_words
 from core.lab.peers.servers import free_port, llama_command, own_command, served, vllm_command
 from core.lab.peers.table import OURS, Rounds, Row, as_text
 from core.lab.pieces import Outcome, Size, given, main, sized
+from core.lab.quiet import quiet
 
 ROOT = Path(__file__).parents[2]
 CHAT = ("+preset=chat",)
@@ -78,7 +79,8 @@ class Bench:
 
     @cached_property
     def bfloat16(self) -> Path:
-        return in_bfloat16(self.gguf, self.folder / "bfloat16")
+        with quiet():
+            return in_bfloat16(self.gguf, self.folder / "bfloat16")
 
     def quantized(self, gguf: Path, weight_type: str) -> Path:
         return requantized(gguf, self.folder, weight_type)
@@ -106,9 +108,7 @@ Measure = Callable[[int], Mapping[str, float]]
 
 def take_turns(bench: Bench, piece: str, engines: Mapping[str, Measure]) -> Outcome:
     """Engines alternate, round after round. One that fails is left out from then on."""
-    rounds = Rounds(
-        piece, {figure: f"{least:g} times {peer}" for (of, figure, peer), least in TARGETS.items() if of == piece}
-    )
+    rounds = Rounds(piece, targets_of(piece))
     alive = dict(engines)
     for number in range(bench.rounds):
         for name, measure in list(alive.items()):
@@ -122,6 +122,15 @@ def take_turns(bench: Bench, piece: str, engines: Mapping[str, Measure]) -> Outc
     rows = rounds.rows()
     print(as_text(rows), flush=True)
     return held(bench, piece, rows)
+
+
+def targets_of(piece: str) -> dict[str, str]:
+    """Figure -> its targets, to be printed."""
+    found = dict[str, list[str]]()
+    for (of, figure, peer), least in TARGETS.items():
+        if of == piece:
+            found.setdefault(figure, []).append(f"{least:g} times {peer}")
+    return {figure: ", ".join(texts) for figure, texts in found.items()}
 
 
 def held(bench: Bench, piece: str, rows: Sequence[Row]) -> Outcome:
