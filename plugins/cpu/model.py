@@ -20,8 +20,10 @@ from core.model.interface import Argmax, Linear, ModelContext, argmax_of
 from core.model.layer_groups import LayerGroups
 from core.model.layers import DecoderLayer, HeadNorm, RMSNorm
 from core.model.loader import Loader
+from core.model.roofline import Roofline
 from plugins.cpu.attention import CACHE_FORMATS
 from plugins.cpu.library import Library, available
+from plugins.cpu.packing import PackedMatrix
 from plugins.cpu.program import Norm, OpList, Program, pointers
 from plugins.cpu.quant import PackedLinear
 from plugins.cpu.records import SUB, Format, Option, StepRecord
@@ -88,6 +90,23 @@ class CpuModel(NativeModel):
         ids, peaks = torch.empty(len(batch.logits_indices), dtype=torch.int64), torch.empty(len(batch.logits_indices))
         self._run(self._program, batch, kv_caches, best=ids.data_ptr(), peaks=peaks.data_ptr())
         return Argmax(ids, peaks)
+
+    def roofline(self) -> Roofline:
+        """Of weights as they are packed, with the instructions and threads that multiply them."""
+        if self._program is None:
+            return super().roofline()
+        layers = [one for layer in self.layers for one in matrices_of(layer)]
+        head, form = packed(self.head).packed, layers[0].format
+        kv = sum(2 * spec.num_kv_heads * spec.head_dim for spec in self.attention_specs)
+        bytes_per_s, operations_per_s = self._program.ceilings(form)
+        return Roofline(
+            weight_bytes=sum(one.num_bytes for one in layers) + head.num_bytes,
+            linear_operations_per_token=2 * sum(one.n * one.k for one in layers),
+            head_operations_per_row=2 * head.n * head.k,
+            kv_bytes_per_context_token=kv * self._dtype.itemsize,
+            bytes_per_s=bytes_per_s,
+            operations_per_s=operations_per_s,
+        )
 
     def _run(self, program: Program, batch: ModelBatch, kv_caches: Sequence[Tensor], **wanted: int) -> None:
         """`wanted`: where results go, by their names in a StepRecord."""
@@ -242,6 +261,11 @@ def packed(linear: Linear) -> PackedLinear:
     if not isinstance(linear, PackedLinear):
         raise PluginError("model=cpu: the weights are not in tiles; choose quant=cpu_bf16")
     return linear
+
+
+def matrices_of(layer: DecoderLayer) -> list[PackedMatrix]:
+    linears = (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down)
+    return [packed(linear).packed for linear in linears]
 
 
 def norm_of(norm: RMSNorm) -> Norm:

@@ -152,7 +152,8 @@ class Program:
             array(RopeRecord, [*ops.ropes]),
         )
         lengths = (len(ops.ops), len(ops.buffers), len(ops.matrices), len(ops.ropes))
-        record = ModelRecord(*lengths, *self._arrays, _team(library, num_threads), cache_format)
+        self._team = _team(library, num_threads)
+        record = ModelRecord(*lengths, *self._arrays, self._team, cache_format)
         self._handle = library.handle.nonet_new(ctypes.byref(record))
         if not self._handle:
             raise MemoryError("native code: no memory for a model")
@@ -161,6 +162,13 @@ class Program:
         """Without the interpreter's lock."""
         if self._library.handle.nonet_step(self._handle, ctypes.byref(step)):
             raise MemoryError(f"native code: no memory for a step of {step.num_tokens} tokens")
+
+    def ceilings(self, form: Format) -> tuple[float, float]:
+        """Bytes read, and operations with rows of this format, per second: measured now, in about a second."""
+        rates = (ctypes.c_double * 2)()
+        if self._library.handle.nonet_ceilings(self._team, form.of_rows, rates):
+            raise MemoryError("native code: no memory to read from")
+        return rates[0], rates[1]
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

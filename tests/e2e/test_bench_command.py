@@ -26,8 +26,8 @@ SMALL: dict[str, Sequence[str]] = {
     "closed": ("num_requests=4", "concurrency=2", "input_len=8", "output_len=6"),
     "open": ("num_requests=4", "rate=50", "input_len=8", "output_len=6"),
     "shared_prefix": ("groups=2", "group_size=3", "prefix_len=64", "suffix_len=8", "output_len=3"),
-    "long_prefill": ("streams=2", "before=4", "output_len=100", "prompt_len=120", "prompt_output_len=2"),
-    "structured": ("streams=2", "rounds=1", "output_len=60"),
+    "long_prefill": ("streams=2", "before=4", "output_len=180", "prompt_len=120", "prompt_output_len=2"),
+    "structured": ("streams=2", "rounds=1", "output_len=200"),
 }
 
 

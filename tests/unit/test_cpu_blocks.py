@@ -108,3 +108,11 @@ def test_rows_of_a_file_are_in_the_order_of_hugging_face() -> None:
         assert blocks is None or torch.equal(blocks.floats(), floats), name
     assert source.blocks("model.layers.0.self_attn.q_proj.weight") is not None
     assert source.blocks("model.norm.weight") is None
+
+
+def test_the_machine_has_limits() -> None:
+    """That more bits are no faster, and that each is a rate, is all that holds everywhere."""
+    ops = OpList()
+    program = Program(load(), 1, ops, Format.FLOAT32)
+    rates = [program.ceilings(form) for form in (Format.FLOAT32, Format.BFLOAT16, Format.INT8, Format.INT4)]
+    assert all(1e7 < rate < 1e15 for pair in rates for rate in pair)

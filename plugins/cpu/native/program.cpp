@@ -1,5 +1,7 @@
 #include "program.h"
 
+#include "ceilings.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <new>
@@ -584,7 +586,7 @@ class Program {
 
 extern "C" {
 
-int nonet_abi() { return 2; }
+int nonet_abi() { return 3; }
 
 void* nonet_team(int num_threads) {
   try {
@@ -605,6 +607,19 @@ void* nonet_new(const nonet::Model* model) {
 int nonet_step(void* program, const nonet::Step* step) {
   try {
     ((nonet::Program*)program)->run(*step);
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
+// Rates [2]: bytes read and operations, per second.
+int nonet_ceilings(void* team, int32_t format, double* rates) {
+  try {
+    nonet::Memory memory;
+    const uint8_t* data = memory.array<uint8_t>(nonet::READ_BYTES + 8192);
+    rates[0] = nonet::bytes_per_second(*(nonet::Team*)team, data);
+    rates[1] = nonet::operations_per_second(*(nonet::Team*)team, format);
     return 0;
   } catch (...) {
     return 1;
