@@ -68,12 +68,14 @@ KINDS = {
             "attention",
             "one request at a time, easy to read",
             (SETTINGS, 'provides=("sliding_window", "softcap")'),
+            beside=("model=native", "quant=none"),
         ),
         Kind(
             "quant",
             "int8 weights, one scale per output channel",
             (SETTINGS,),
             ("max_error = 0.02  # relative, of a product",),
+            beside=("model=native", "attention=torch_sdpa"),
         ),
         Kind(
             "cache",

@@ -196,6 +196,9 @@ class ModelContext:
 class Model(Protocol):
     """Config group `model`: what runs. Weights are loaded by the constructor.
 
+    Optional (API 1.4): `own_threads = True` says that it computes with threads of its own, as many as `torch.get_num_threads()`
+    says when it is made; torch is left with one.
+
     Example::
 
         from collections.abc import Sequence
@@ -218,9 +221,6 @@ class Model(Protocol):
 
             def forward(self, batch: ModelBatch, kv_caches: Sequence[torch.Tensor]) -> torch.Tensor:
                 return super().forward(batch, kv_caches) * self._scale
-
-    Optional (API 1.4): `own_threads = True` says that it computes with threads of its own, as many as `torch.get_num_threads()`
-    says when it is made; torch is left with one.
     """
 
     @property

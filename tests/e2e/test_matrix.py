@@ -57,6 +57,8 @@ EXTRA: Mapping[str, Mapping[str, Any]] = {
     "mirostat": {"tau": 1.0},
 }
 """Parameters with which a request makes a logits processor edit; `min_tokens` is a field of its own."""
+EXACT = ("none", "cpu_float32")
+"""Weight formats that round nothing."""
 
 
 def pair(cell: Cell) -> Pair:
@@ -226,11 +228,16 @@ class Lab:
         return [*tiny, *own]
 
     def answers(self, composition: Iterable[Item]) -> Answers:
+        """Of the default composition; where weights are rounded, of one that rounds them alike."""
         processors = tuple(name for group, name in composition if group == "logits_processors")
-        if processors not in self.known:
-            chosen = ["frontend=openai_http", f"logits_processors=[{','.join(processors)}]", "observers=[]"]
-            self.known[processors] = asyncio.run(self._ask(chosen, processors))
-        return self.known[processors]
+        names = dict(composition)
+        rounded = (
+            [] if names["quant"] in EXACT else [f"{group}={names[group]}" for group in ("model", "attention", "quant")]
+        )
+        if (key := (processors, *rounded)) not in self.known:
+            chosen = ["frontend=openai_http", f"logits_processors=[{','.join(processors)}]", "observers=[]", *rounded]
+            self.known[key] = asyncio.run(self._ask(chosen, processors))
+        return self.known[key]
 
     async def _ask(self, chosen: list[str], processors: tuple[str, ...]) -> Answers:
         async with running(*chosen, *self.fixed([("renderer", "text")])) as pipeline:

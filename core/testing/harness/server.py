@@ -27,13 +27,15 @@ from core.testing.harness.frontend_thread import wait_until
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 120.0  # a start is a few seconds; a loaded machine gets more
 STOP_S = 30.0
+TORCH_LAYERS = ("model=native", "attention=torch_sdpa", "quant=none")
 _ADDRESS = re.compile(r"^Nonet serving .* on (http://\S+)$", re.MULTILINE)
 
 
 class RunningServer:
     """`with RunningServer(overrides) as server:` starts it and waits until /health says 200.
 
-    `overrides` go to `serve +preset=chat`. `environ` is added to the environment. At the end it gets SIGTERM, and what
+    `overrides` go to `serve +preset=chat` with the torch layers, unless they choose a model: so slow that tests meet requests
+    which still run. `environ` is added to the environment. At the end it gets SIGTERM, and what
     is left of it is killed; when the block failed, its log is printed.
     """
 
@@ -45,7 +47,9 @@ class RunningServer:
         self._sockets.mkdir()
         self._log = self._home / "server.log"
         self._environ = {**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {}), "TMPDIR": str(self._sockets)}
-        self._command = [sys.executable, "-m", "core", "serve", "+preset=chat", f"frontend.port={port}", *overrides]
+        layers = () if any(word.startswith("model=") for word in overrides) else TORCH_LAYERS
+        chosen = ["+preset=chat", *layers, f"frontend.port={port}", *overrides]
+        self._command = [sys.executable, "-m", "core", "serve", *chosen]
         self._wait = wait
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -21,11 +21,12 @@ class Memory {
   void* at_least(size_t size) {
     if (size <= size_) return data_;
     std::free(data_);
-    size_t rounded = (size + (2 << 20) - 1) / (2 << 20) * (2 << 20);
-    data_ = std::aligned_alloc(size < (2 << 20) ? 64 : 2 << 20, rounded);
+    data_ = nullptr, size_ = 0;
+    const size_t page = size < (2 << 20) ? 64 : 2 << 20, rounded = (size + page - 1) / page * page;
+    data_ = std::aligned_alloc(page, rounded);
     if (data_ == nullptr) throw std::bad_alloc();
 #if defined(__linux__)
-    madvise(data_, rounded, MADV_HUGEPAGE);
+    if (page > 64) madvise(data_, rounded, MADV_HUGEPAGE);
 #endif
     memset(data_, 0, rounded);
     size_ = rounded;
