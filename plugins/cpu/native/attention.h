@@ -119,16 +119,19 @@ struct ChunkWork {
 
   template <int R, int BLOCKS>
   MEMBER void score(int row, int64_t sub) const {
-    const Element* from[BLOCKS];
+    const Element *from[BLOCKS], *next[BLOCKS];
     F16 acc[BLOCKS][R];
     UNROLL for (int b = 0; b < BLOCKS; b++) {
       from[b] = keys(sub + b);
+      next[b] = keys(std::min(sub + b + BLOCKS, last_key / SUB));
       UNROLL for (int r = 0; r < R; r++) acc[b][r] = zeros();
     }
     const int32_t* query = scratch.queries + (int64_t)row * units();
     for (int u = 0; u < units(); u++) {
       UNROLL for (int b = 0; b < BLOCKS; b++) {
         I16 numbers = load<I16>(from[b] + u * SUB * Cache::PACK);
+        prefetch(next[b] + u * SUB * Cache::PACK);                         // the keys that come next
+        prefetch(from[b] + SUB * heads.head_dim + u * SUB * Cache::PACK);      // and the values of these
         UNROLL for (int r = 0; r < R; r++) acc[b][r] = Cache::product(acc[b][r], numbers, query[r * units() + u]);
       }
     }

@@ -5,19 +5,14 @@
 #pragma once
 #include "simd.h"
 
+#include <algorithm>
+
 namespace nonet {
 
 enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, INT8_GROUPS = 4 };
 
 constexpr int TILE = 32;   // outputs
 constexpr int GROUP = 32;  // activations that share a scale, and weights of INT4 and INT8_GROUPS
-
-struct Matrix {
-  int32_t format, n, k, num_tiles;
-  const uint8_t* data;  // [num_tiles, tile_bytes]
-  const float* scales;  // INT8: of each output [num_tiles * 32]
-  const float* bias;    // of each output, or null
-};
 
 // A group of a tile of INT4: 32 scales and 32 least values as float16, then 32 x 32 numbers of four bits (the low halves of 64 bytes
 // are four k of 16 outputs, the high halves the next four k). weight = scale * number + least.
@@ -37,6 +32,14 @@ INLINE int64_t tile_bytes(int32_t format, int k) {
     default: return size / GROUP * INT8_GROUP_BYTES;
   }
 }
+
+struct Matrix {
+  int32_t format, n, k, num_tiles;
+  const uint8_t* data;  // [num_tiles, tile_bytes]
+  const float* scales;  // INT8: of each output [num_tiles * 32]
+  const float* bias;    // of each output, or null
+  const uint8_t* tile(int index) const { return data + index * tile_bytes(format, k); }
+};
 
 // Activations [rows, padded(k)] in the format that a matrix takes: float32, bfloat16, or int8 with a scale for each group.
 struct Rows {
@@ -79,13 +82,34 @@ INLINE void put(const Rows& rows, int format, int64_t row, int column, const flo
 
 #define EACH_ROW UNROLL for (int m = 0; m < M; m++)
 
+// What to fetch meanwhile. One block of rows fetches a little ahead of itself, and behind the end the start of what is next; several
+// share the next tile among them, group by group.
+struct Ahead {
+  const uint8_t* next;
+  int block, blocks;  // of rows on this tile
+
+  template <int BYTES>  // of a group
+  MEMBER void fetch(const uint8_t* tile, int group, int groups) const {
+    constexpr int DISTANCE = (2048 + BYTES - 1) / BYTES;
+    const uint8_t* at;
+    if (blocks == 1) {
+      at = group + DISTANCE < groups ? tile + (group + DISTANCE) * BYTES : next + std::min(group + DISTANCE - groups, groups - 1) * BYTES;
+    } else {
+      if (group % blocks != block) return;
+      at = next + group * BYTES;
+    }
+    UNROLL for (int i = 0; i < BYTES; i += 64) prefetch(at + i);
+  }
+};
+
 template <int M>
-static void tile_float32(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride) {
+static void tile_float32(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Ahead& ahead) {
   const float* weights = (const float*)tile;
   const float* from = rows.floats + row * rows.stride;
   F16 low[M], high[M];
   EACH_ROW low[m] = high[m] = zeros();
   for (int i = 0; i < k; i++, weights += TILE) {
+    if (i % GROUP == 0) ahead.fetch<GROUP * TILE * 4>(tile, i / GROUP, k / GROUP);
     F16 a = load<F16>(weights), b = load<F16>(weights + 16);
     EACH_ROW {
       float x = from[(int64_t)m * rows.stride + i];
@@ -97,17 +121,20 @@ static void tile_float32(const Rows& rows, int64_t row, const uint8_t* tile, int
 }
 
 template <int M>
-static void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride) {
+static void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Ahead& ahead) {
   const uint16_t* from = rows.halves + row * rows.stride;
   F16 low[M], high[M];
   EACH_ROW low[m] = high[m] = zeros();
-  for (int i = 0; i < k; i += 2, tile += 128) {
-    I16 a = load<I16>(tile), b = load<I16>(tile + 64);
-    if (M <= 4) prefetch(tile + 4096), prefetch(tile + 4160);
-    EACH_ROW {
-      int32_t pair = four_bytes(from + (int64_t)m * rows.stride + i);
-      low[m] = dot2(low[m], a, pair);
-      high[m] = dot2(high[m], b, pair);
+  for (int group = 0; group < k / GROUP; group++, from += GROUP) {
+    const uint8_t* weights = tile + group * GROUP * TILE * 2;
+    ahead.fetch<GROUP * TILE * 2>(tile, group, k / GROUP);
+    for (int i = 0; i < GROUP; i += 2, weights += 128) {
+      I16 a = load<I16>(weights), b = load<I16>(weights + 64);
+      EACH_ROW {
+        int32_t pair = four_bytes(from + (int64_t)m * rows.stride + i);
+        low[m] = dot2(low[m], a, pair);
+        high[m] = dot2(high[m], b, pair);
+      }
     }
   }
   EACH_ROW store(out + m * stride, low[m]), store(out + m * stride + 16, high[m]);
@@ -116,7 +143,9 @@ static void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, in
 // Weights are bytes above 128: (w + 128) * a, less 128 times the sum of a.
 template <int M>
 static void tile_int8(
-    const Rows& rows, int64_t row, const uint8_t* tile, int k, const float* weight_scales, float* out, int64_t stride) {
+    const Rows& rows, int64_t row, const uint8_t* tile, int k, const float* weight_scales, float* out, int64_t stride,
+    const Ahead& ahead) {
+  const uint8_t* weights = tile;
   const int groups = rows.stride / GROUP;
   const int8_t* from = rows.bytes + row * rows.stride;
   const float* scales = rows.scales + row * groups;
@@ -124,11 +153,11 @@ static void tile_int8(
   F16 low[M], high[M];
   EACH_ROW low[m] = high[m] = zeros();
   for (int group = 0; group < k / GROUP; group++, from += GROUP) {
+    ahead.fetch<GROUP * TILE>(weights, group, k / GROUP);
     I16 a[M], b[M];
     EACH_ROW a[m] = b[m] = all_int(-128 * sums[m * groups + group]);
     for (int i = 0; i < GROUP; i += 4, tile += 128) {
       I16 first = load<I16>(tile), second = load<I16>(tile + 64);
-      if (M <= 4) prefetch(tile + 4096), prefetch(tile + 4160);
       EACH_ROW {
         int32_t four = four_bytes(from + (int64_t)m * rows.stride + i);
         a[m] = dot4(a[m], first, four);
@@ -146,7 +175,8 @@ static void tile_int8(
 }
 
 template <int M>
-static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride) {
+static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Ahead& ahead) {
+  const uint8_t* weights = tile;
   const int groups = rows.stride / GROUP;
   const int8_t* from = rows.bytes + row * rows.stride;
   const float* scales = rows.scales + row * groups;
@@ -154,13 +184,13 @@ static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile,
   F16 low[M], high[M];
   EACH_ROW low[m] = high[m] = zeros();
   for (int group = 0; group < k / GROUP; group++, from += GROUP) {
+    ahead.fetch<INT8_GROUP_BYTES>(weights, group, k / GROUP);
     F16 scale_a = load_half((const uint16_t*)tile), scale_b = load_half((const uint16_t*)tile + 16);
     I16 a[M], b[M];
     EACH_ROW a[m] = b[m] = all_int(-128 * sums[m * groups + group]);
     tile += 64;
     for (int i = 0; i < GROUP; i += 4, tile += 128) {
       I16 first = load<I16>(tile), second = load<I16>(tile + 64);
-      if (M <= 4) prefetch(tile + 4096), prefetch(tile + 4160);
       EACH_ROW {
         int32_t four = four_bytes(from + (int64_t)m * rows.stride + i);
         a[m] = dot4(a[m], first, four);
@@ -177,7 +207,8 @@ static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile,
 }
 
 template <int M>
-static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride) {
+static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Ahead& ahead) {
+  const uint8_t* weights = tile;
   const int groups = rows.stride / GROUP;
   const int8_t* from = rows.bytes + row * rows.stride;
   const float* scales = rows.scales + row * groups;
@@ -185,9 +216,9 @@ static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k,
   F16 low[M], high[M];
   EACH_ROW low[m] = high[m] = zeros();
   for (int group = 0; group < k / GROUP; group++, from += GROUP, tile += INT4_GROUP_BYTES) {
+    ahead.fetch<INT4_GROUP_BYTES>(weights, group, k / GROUP);
     I16 a[M], b[M];
     EACH_ROW a[m] = b[m] = I16{};
-    for (int ahead = 0; ahead < INT4_GROUP_BYTES; ahead += 64) prefetch(tile + 2560 + ahead);
     UNROLL for (int j = 0; j < 4; j++) {
       I16 first = load<I16>(tile + 128 + j * 128), second = load<I16>(tile + 192 + j * 128);
       I16 a0 = first & 0x0f0f0f0f, b0 = second & 0x0f0f0f0f;
@@ -213,7 +244,7 @@ static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k,
 // The same with numbers that `unpack_int4` has made bytes of: worth it where many rows share a tile. Same order, same result.
 template <int M>
 static void tile_int4_unpacked(
-    const Rows& rows, int64_t row, const uint8_t* bytes, const float* factors, int k, float* out, int64_t stride) {
+    const Rows& rows, int64_t row, const uint8_t* bytes, const float* factors, int k, float* out, int64_t stride, const Ahead& ahead) {
   const int groups = rows.stride / GROUP;
   const int8_t* from = rows.bytes + row * rows.stride;
   const float* scales = rows.scales + row * groups;
@@ -221,6 +252,7 @@ static void tile_int4_unpacked(
   F16 low[M], high[M];
   EACH_ROW low[m] = high[m] = zeros();
   for (int group = 0; group < k / GROUP; group++, from += GROUP, factors += 64) {
+    ahead.fetch<INT4_GROUP_BYTES>(nullptr, group, k / GROUP);
     I16 a[M], b[M];
     EACH_ROW a[m] = b[m] = I16{};
     for (int i = 0; i < GROUP; i += 4, bytes += 128) {
@@ -296,7 +328,7 @@ struct Scratch {
   float* factors;  // [padded(k) / 32 * 64]
 };
 
-// Calls kernel<M> for `count` rows from `row` on, as many at once as `MOST` allows.
+// Calls kernel<M>(row) for `count` rows from `row` on, as many at once as `MOST` allows.
 template <int MOST, class Kernel>
 INLINE void in_blocks(int64_t row, int count, Kernel kernel) {
   for (; count >= MOST; row += MOST, count -= MOST) kernel.template operator()<MOST>(row);
@@ -305,34 +337,63 @@ INLINE void in_blocks(int64_t row, int count, Kernel kernel) {
   }
 }
 
-// out[(r - row) * stride + 0..31] of rows [row, row + count) and one tile, bias included.
+template <int MOST>
+INLINE int num_blocks(int count) {
+  if constexpr (MOST > 1) {
+    return count / MOST + (count % MOST ? num_blocks<(MOST > 6 ? 6 : MOST - 1)>(count % MOST) : 0);
+  }
+  return count;
+}
+
+// The same with what each block has to fetch: kernel<M>(row, ahead).
+template <int MOST, class Kernel>
+INLINE void in_blocks_ahead(int64_t row, int count, const uint8_t* next, Kernel kernel) {
+  Ahead ahead{next, 0, num_blocks<MOST>(count)};
+  in_blocks<MOST>(row, count, [&]<int M>(int64_t r) {
+    kernel.template operator()<M>(r, ahead);
+    ahead.block++;
+  });
+}
+
+// out[(r - row) * stride + 0..31] of rows [row, row + count) and one tile, bias included. `next`: the tile behind this one.
 static void product(
-    const Matrix& matrix, const Rows& rows, int64_t row, int count, int tile, float* out, int64_t stride, const Scratch& scratch) {
+    const Matrix& matrix, const Rows& rows, int64_t row, int count, int tile, float* out, int64_t stride, const Scratch& scratch,
+    const uint8_t* next) {
   const int k = padded(matrix.k);
-  const uint8_t* data = matrix.data + tile * tile_bytes(matrix.format, matrix.k);
+  const uint8_t* data = matrix.tile(tile);
   const float* scales = matrix.scales + (matrix.format == INT8 ? tile * TILE : 0);
   auto at = [&](int64_t r) { return out + (r - row) * stride; };
   switch (matrix.format) {
     case FLOAT32:
-      in_blocks<MOST_FLOAT_ROWS>(row, count, [&]<int M>(int64_t r) { tile_float32<M>(rows, r, data, k, at(r), stride); });
+      in_blocks_ahead<MOST_FLOAT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Ahead& ahead) {
+        tile_float32<M>(rows, r, data, k, at(r), stride, ahead);
+      });
       break;
     case BFLOAT16:
-      in_blocks<MOST_FLOAT_ROWS>(row, count, [&]<int M>(int64_t r) { tile_bfloat16<M>(rows, r, data, k, at(r), stride); });
+      in_blocks_ahead<MOST_FLOAT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Ahead& ahead) {
+        tile_bfloat16<M>(rows, r, data, k, at(r), stride, ahead);
+      });
       break;
     case INT8:
-      in_blocks<MOST_INT_ROWS>(row, count, [&]<int M>(int64_t r) { tile_int8<M>(rows, r, data, k, scales, at(r), stride); });
+      in_blocks_ahead<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Ahead& ahead) {
+        tile_int8<M>(rows, r, data, k, scales, at(r), stride, ahead);
+      });
       break;
     case INT8_GROUPS:
-      in_blocks<MOST_INT_ROWS>(row, count, [&]<int M>(int64_t r) { tile_int8_groups<M>(rows, r, data, k, at(r), stride); });
+      in_blocks_ahead<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Ahead& ahead) {
+        tile_int8_groups<M>(rows, r, data, k, at(r), stride, ahead);
+      });
       break;
     default:
       if (count < UNPACK_ROWS) {
-        in_blocks<MOST_INT4_ROWS>(row, count, [&]<int M>(int64_t r) { tile_int4<M>(rows, r, data, k, at(r), stride); });
+        in_blocks_ahead<MOST_INT4_ROWS>(row, count, next, [&]<int M>(int64_t r, const Ahead& ahead) {
+          tile_int4<M>(rows, r, data, k, at(r), stride, ahead);
+        });
         break;
       }
       unpack_int4(data, k, scratch.bytes, scratch.factors);
-      in_blocks<MOST_INT_ROWS>(row, count, [&]<int M>(int64_t r) {
-        tile_int4_unpacked<M>(rows, r, scratch.bytes, scratch.factors, k, at(r), stride);
+      in_blocks_ahead<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Ahead& ahead) {
+        tile_int4_unpacked<M>(rows, r, scratch.bytes, scratch.factors, k, at(r), stride, ahead);
       });
   }
   if (matrix.bias == nullptr) return;

@@ -75,9 +75,9 @@ struct Worker {
   Memory bytes, factors, products, row, queries, scores, weights, tail, partials, other, best;
 };
 
-constexpr int STATIC_ROWS = 8;     // up to here a thread has the same tiles in each step, which its caches hold
-constexpr int ROWS_AT_ONCE = 72;   // of activations that one tile of weights is used for, and that stay in cache
-constexpr int COUNTERS = 4096;
+constexpr int ROWS_AT_ONCE = 72;    // of activations that one tile of weights is used for, and that stay in cache
+constexpr int MOST_ROUNDS = 4;      // of an operation
+constexpr int FEW_ROWS = 8, MOST_TILES = 16;  // with few rows a thread takes several tiles at once
 
 class Program {
  public:
@@ -90,26 +90,32 @@ class Program {
         floats_(model.num_buffers),
         rows_(model.num_buffers),
         cosines_(model.num_ropes),
-        counters_(new Counter[COUNTERS]),
         team_(*model.team),
+        rounds_(team_.size(), model.num_ops * MOST_ROUNDS + model.num_ropes),
         workers_(new Worker[model.team->size()]) {}
 
   void run(const Step& step) {
     step_ = &step;
     reserve(step.num_tokens, std::max(step.num_logits, 1));
     make_tiles();
-    for (int i = 0; i < COUNTERS; i++) counters_[i].value.store(0, std::memory_order_relaxed);
+    rounds_.reset();
     team_.run([this](int thread) {
-      int counter = 0;
-      rotations(thread, counter);
-      for (const Op& op : ops_) perform(op, thread, counter);
+      int round = 0;
+      timed(thread, ops_.size(), [&] { rotations(thread, round); });
+      for (size_t i = 0; i < ops_.size(); i++) timed(thread, i, [&] { perform(ops_[i], thread, round); });
     });
   }
 
  private:
-  struct alignas(64) Counter {
-    std::atomic<int> value{0};
-  };
+  template <class Work>
+  void timed(int thread, size_t index, Work work) {
+    if (thread != 0 || step_->seconds == nullptr) return work();
+    waited_ = 0.0;
+    double start = seconds_now();
+    work();
+    step_->seconds[2 * index] += seconds_now() - start;
+    step_->seconds[2 * index + 1] += waited_;
+  }
 
   // --- memory ---
 
@@ -127,53 +133,50 @@ class Program {
       }
     }
     for (size_t i = 0; i < ropes_.size(); i++) cosines_[i].array<float>(tokens * ropes_[i].half * 2);
+    for (int thread = 0; thread < team_.size() && step_->best != nullptr; thread++) {
+      Best* found = workers_[thread].best.array<Best>(logits);
+      for (int r = 0; r < logits; r++) found[r] = Best();
+    }
   }
 
   // --- who does what ---
 
-  // Calls work(index) for each of `total` indices once, over all threads; then all meet.
+  // Calls work(index, following) for each of `total` indices once, over all threads; then all meet.
   template <class Work>
-  void each(int total, int grain, bool fixed, int thread, int& counter, Work work) {
-    if (fixed) {
-      int first = (int64_t)total * thread / team_.size(), last = (int64_t)total * (thread + 1) / team_.size();
-      for (int index = first; index < last; index++) work(index);
-    } else {
-      std::atomic<int>& next = counters_[counter % COUNTERS].value;
-      for (int first; (first = next.fetch_add(grain, std::memory_order_relaxed)) < total;) {
-        for (int index = first; index < std::min(first + grain, total); index++) work(index);
-      }
-    }
-    counter++;
-    team_.wait_all();
+  void each(int total, int grain, int thread, int& round, Work work) {
+    int found = rounds_.share(round, total, grain, thread, work);
+    double start = step_->seconds == nullptr ? 0.0 : seconds_now();
+    rounds_.meet(round++, total, found);
+    if (step_->seconds != nullptr && thread == 0) waited_ += seconds_now() - start;
   }
 
   template <class Work>
-  void each_token(int thread, int& counter, Work work) {
-    each(step_->num_tokens, step_->num_tokens >= 64 ? 8 : 1, false, thread, counter, work);
+  void each_token(int thread, int& round, Work work) {
+    each(step_->num_tokens, step_->num_tokens >= 64 ? 8 : 1, thread, round, work);
   }
 
-  void perform(const Op& op, int thread, int& counter) {
+  void perform(const Op& op, int thread, int& round) {
     switch (op.code) {
-      case EMBED: return embed(op, thread, counter);
-      case NORM: return norm(op, thread, counter);
-      case LINEAR: return linear(op, thread, counter);
-      case GATED: return gated(op, thread, counter);
+      case EMBED: return embed(op, thread, round);
+      case NORM: return norm(op, thread, round);
+      case LINEAR: return linear(op, thread, round);
+      case GATED: return gated(op, thread, round);
       case ATTENTION:
-        return float_cache_ ? attention<FloatCache>(op, thread, counter) : attention<BfloatCache>(op, thread, counter);
-      case NORM_ADD: return norm_add(op, thread, counter);
-      case CONVERT: return convert(op, thread, counter);
-      case LOGITS: return logits(op, thread, counter);
+        return float_cache_ ? attention<FloatCache>(op, thread, round) : attention<BfloatCache>(op, thread, round);
+      case NORM_ADD: return norm_add(op, thread, round);
+      case CONVERT: return convert(op, thread, round);
+      case LOGITS: return logits(op, thread, round);
     }
   }
 
   // --- rows ---
 
   // cos and sin of every position: [T, 2, half].
-  void rotations(int thread, int& counter) {
+  void rotations(int thread, int& round) {
     for (size_t r = 0; r < ropes_.size(); r++) {
       const Rope& rope = ropes_[r];
       float* to = cosines_[r].array<float>(0);
-      each_token(thread, counter, [&](int token) {
+      each_token(thread, round, [&](int token, int) {
         float* cosines = to + (int64_t)token * rope.half * 2;
         for (int i = 0; i < rope.half; i++) {
           float angle = (float)step_->positions[token] * rope.frequencies[i];
@@ -184,9 +187,9 @@ class Program {
     }
   }
 
-  void embed(const Op& op, int thread, int& counter) {
+  void embed(const Op& op, int thread, int& round) {
     FloatBuffer& target = floats_[op.target];
-    each_token(thread, counter, [&](int token) {
+    each_token(thread, round, [&](int token, int) {
       const int64_t id = step_->token_ids[token];
       float* to = target.row(token);
       if (op.matrix >= 0) {
@@ -214,30 +217,30 @@ class Program {
 
   float* spare(int thread, int width) { return workers_[thread].row.array<float>(padded(width) + 32); }
 
-  void norm(const Op& op, int thread, int& counter) {
+  void norm(const Op& op, int thread, int& round) {
     const FloatBuffer& source = floats_[op.source];
     float* row = spare(thread, source.width);
-    each_token(thread, counter, [&](int token) {
+    each_token(thread, round, [&](int token, int) {
       normalise(source.row(token), op.weight, source.width, op.eps, row);
       for (int i = source.width; i < padded(source.width); i++) row[i] = 0.0f;
       put(rows_[op.target].rows, rows_[op.target].format, token, 0, row, padded(source.width));
     });
   }
 
-  void norm_add(const Op& op, int thread, int& counter) {
+  void norm_add(const Op& op, int thread, int& round) {
     const FloatBuffer& source = floats_[op.source];
     float* row = spare(thread, source.width);
-    each_token(thread, counter, [&](int token) {
+    each_token(thread, round, [&](int token, int) {
       normalise(source.row(token), op.weight, source.width, op.eps, row);
       float* to = floats_[op.target].row(token);
       for (int i = 0; i < source.width; i += 16) store(to + i, load<F16>(to + i) + load<F16>(row + i));
     });
   }
 
-  void convert(const Op& op, int thread, int& counter) {
+  void convert(const Op& op, int thread, int& round) {
     const FloatBuffer& source = floats_[op.source];
     float* row = spare(thread, source.width);
-    each_token(thread, counter, [&](int token) {
+    each_token(thread, round, [&](int token, int) {
       memcpy(row, source.row(token), source.width * sizeof(float));
       for (int i = source.width; i < padded(source.width); i++) row[i] = 0.0f;
       put(rows_[op.target].rows, rows_[op.target].format, token, 0, row, padded(source.width));
@@ -255,22 +258,40 @@ class Program {
   // Calls work(tile, row, count, products) for all tiles and blocks of rows; products [count, stride] are those of the tile, or
   // of two that are half the matrix apart.
   template <class Work>
-  void tiles(const Matrix& matrix, const Rows& rows, int num_rows, int together, int thread, int& counter, Work work) {
+  void tiles(const Op& op, const Rows& rows, int num_rows, int together, int thread, int& round, Work work) {
+    const Matrix& matrix = matrices_[op.matrix];
     int blocks = num_rows <= 96 ? 1 : (num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, most = blocks == 1 ? num_rows : ROWS_AT_ONCE;
-    int items = matrix.num_tiles / together, stride = together * TILE;
+    int items = matrix.num_tiles / together, stride = together * TILE, total = items * blocks;
     float* products = workers_[thread].products.array<float>((size_t)most * stride);
     Scratch room = scratch(thread, matrix);
-    each(items * blocks, num_rows <= STATIC_ROWS ? 16 : 1, num_rows <= STATIC_ROWS, thread, counter, [&](int index) {
+    int grain = num_rows > FEW_ROWS ? 1 : std::clamp(total / (team_.size() * 8), 1, MOST_TILES);
+    each(total, grain, thread, round, [&](int index, int following) {
       int item = index % items, row = index / items * most, count = std::min(most, num_rows - row);
-      for (int t = 0; t < together; t++) product(matrix, rows, row, count, item + t * items, products + t * TILE, stride, room);
+      for (int t = 0; t < together; t++) {
+        const uint8_t* next = t + 1 < together     ? matrix.tile(item + items)
+                              : following < total ? matrix.tile(following % items)
+                                                  : upcoming(op, thread);
+        product(matrix, rows, row, count, item + t * items, products + t * TILE, stride, room, next);
+      }
       work(item, row, count, products);
     });
   }
 
-  void linear(const Op& op, int thread, int& counter) {
-    const Matrix& matrix = matrices_[op.matrix];
+  // Where a thread begins in the matrix behind this one.
+  const uint8_t* upcoming(const Op& op, int thread) const {
+    const Op* last = ops_.data() + ops_.size();
+    for (const Op* next = &op + 1; next < last; next++) {
+      if (next->code != LINEAR && next->code != GATED && next->code != LOGITS) continue;
+      const Matrix& matrix = matrices_[next->matrix];
+      int items = next->code == GATED ? matrix.num_tiles / 2 : matrix.num_tiles;
+      return matrix.tile((int)((int64_t)items * thread / team_.size()));
+    }
+    return matrices_[op.matrix].data;
+  }
+
+  void linear(const Op& op, int thread, int& round) {
     const FloatBuffer& target = floats_[op.target];
-    tiles(matrix, rows_[op.source].rows, step_->num_tokens, 1, thread, counter, [&](int tile, int row, int count, const float* from) {
+    tiles(op, rows_[op.source].rows, step_->num_tokens, 1, thread, round, [&](int tile, int row, int count, const float* from) {
       int width = std::min(TILE, target.width - tile * TILE);
       for (int r = 0; r < count; r++, from += TILE) {
         float* to = target.row(row + r) + tile * TILE;
@@ -292,10 +313,9 @@ class Program {
     return found;
   }
 
-  void gated(const Op& op, int thread, int& counter) {
-    const Matrix& matrix = matrices_[op.matrix];
+  void gated(const Op& op, int thread, int& round) {
     RowsBuffer& target = rows_[op.target];
-    tiles(matrix, rows_[op.source].rows, step_->num_tokens, 2, thread, counter, [&](int item, int row, int count, const float* from) {
+    tiles(op, rows_[op.source].rows, step_->num_tokens, 2, thread, round, [&](int item, int row, int count, const float* from) {
       alignas(64) float made[TILE];
       for (int r = 0; r < count; r++, from += 2 * TILE) {
         for (int i = 0; i < TILE; i += 16) store(made + i, activated(op.option, load<F16>(from + i)) * load<F16>(from + TILE + i));
@@ -304,11 +324,11 @@ class Program {
     });
   }
 
-  void logits(const Op& op, int thread, int& counter) {
+  void logits(const Op& op, int thread, int& round) {
     const FloatBuffer& source = floats_[op.source];
     RowsBuffer& wanted = rows_[op.target];
     float* row = spare(thread, source.width);
-    each(step_->num_logits, 1, false, thread, counter, [&](int index) {
+    each(step_->num_logits, 1, thread, round, [&](int index, int) {
       normalise(source.row(step_->wanted[index]), op.weight, source.width, op.eps, row);
       for (int i = source.width; i < padded(source.width); i++) row[i] = 0.0f;
       put(wanted.rows, wanted.format, index, 0, row, padded(source.width));
@@ -318,8 +338,8 @@ class Program {
       if (op.factor == 0.0f) return;
       for (int i = 0; i < count * TILE; i += 16) store(from + i, tanh(load<F16>(from + i) / op.factor) * op.factor);
     };
-    if (step_->best != nullptr) return best_logits(matrix, wanted.rows, capped, thread, counter);
-    tiles(matrix, wanted.rows, step_->num_logits, 1, thread, counter, [&](int tile, int first, int count, float* from) {
+    if (step_->best != nullptr) return best_logits(op, wanted.rows, capped, thread, round);
+    tiles(op, wanted.rows, step_->num_logits, 1, thread, round, [&](int tile, int first, int count, float* from) {
       int width = std::min(TILE, matrix.n - tile * TILE);
       capped(count, from);
       for (int r = 0; r < count; r++, from += TILE) {
@@ -330,10 +350,10 @@ class Program {
 
   // No logit is kept but the largest. A thread has its tiles in ascending order, so only a larger one takes an earlier one's place.
   template <class Capped>
-  void best_logits(const Matrix& matrix, const Rows& rows, Capped capped, int thread, int& counter) {
-    Best* found = workers_[thread].best.array<Best>(step_->num_logits);
-    for (int r = 0; r < step_->num_logits; r++) found[r] = Best();
-    tiles(matrix, rows, step_->num_logits, 1, thread, counter, [&](int tile, int first, int count, float* from) {
+  void best_logits(const Op& op, const Rows& rows, Capped capped, int thread, int& round) {
+    const Matrix& matrix = matrices_[op.matrix];
+    Best* found = workers_[thread].best.array<Best>(0);
+    tiles(op, rows, step_->num_logits, 1, thread, round, [&](int tile, int first, int count, float* from) {
       capped(count, from);
       for (int r = 0; r < count; r++, from += TILE) {
         for (int i = matrix.n - tile * TILE; i < TILE; i++) from[i] = -INFINITY;
@@ -347,10 +367,7 @@ class Program {
         }
       }
     });
-    if (thread == 0) {
-      for (int r = 0; r < step_->num_logits; r++) join_best(r);
-    }
-    team_.wait_all();
+    each(step_->num_logits, 1, thread, round, [&](int row, int) { join_best(row); });
   }
 
   void join_best(int row) {
@@ -502,17 +519,17 @@ class Program {
   }
 
   template <class Cache>
-  void attention(const Op& op, int thread, int& counter) {
+  void attention(const Op& op, int thread, int& round) {
     const int heads = op.heads.num_kv_heads;
     if (!single_) {
-      each(step_->num_tokens * heads, 8, false, thread, counter, [&](int index) { write_token<Cache>(op, index / heads, index % heads); });
+      each(step_->num_tokens * heads, 8, thread, round, [&](int index, int) { write_token<Cache>(op, index / heads, index % heads); });
     }
     int items = (int)tiles_.size() * heads;
     if (items < 3 * team_.size() && team_.size() > 1 && !tiles_.empty() && tiles_[0].position >= 2 * CHUNK) {
-      return split_attention<Cache>(op, thread, counter);
+      return split_attention<Cache>(op, thread, round);
     }
     AttentionScratch room = attention_scratch<Cache>(op, thread);
-    each(items, 1, false, thread, counter, [&](int index) {
+    each(items, 1, thread, round, [&](int index, int) {
       const Tile& tile = tiles_[index / heads];
       const int kv_head = index % heads, rows = tile.count * op.heads.ratio(), dim = op.heads.head_dim;
       if (single_) {
@@ -532,15 +549,14 @@ class Program {
 
   // Few rows with long contexts: every chunk is an item of its own, and the results are joined in order afterwards.
   template <class Cache>
-  void split_attention(const Op& op, int thread, int& counter) {
+  void split_attention(const Op& op, int thread, int& round) {
     const int heads = op.heads.num_kv_heads, dim = op.heads.head_dim;
     const int rows = std::max(MOST_ROWS, op.heads.ratio()), size = (rows * (dim + 2) + 64 + 15) / 16 * 16;
     if (single_) {
-      each(step_->num_tokens * heads, 1, false, thread, counter, [&](int index) { write_token<Cache>(op, index / heads, index % heads); });
+      each(step_->num_tokens * heads, 1, thread, round, [&](int index, int) { write_token<Cache>(op, index / heads, index % heads); });
     }
     int chunks = (int)((tiles_[0].position + tiles_[0].count - 1) / CHUNK) + 1;  // the first reads most
-    if (thread == 0) partials_.array<float>((size_t)tiles_.size() * heads * chunks * size);
-    team_.wait_all();
+    each(1, 1, thread, round, [&](int, int) { partials_.array<float>((size_t)tiles_.size() * heads * chunks * size); });
     float* all_partials = partials_.array<float>(0);
     auto at = [&](int item, int chunk) {
       float* data = all_partials + ((int64_t)item * chunks + chunk) * size;
@@ -550,14 +566,14 @@ class Program {
       return chunk >= first_key(op, tile) / CHUNK && chunk <= (tile.position + tile.count - 1) / CHUNK;
     };
     AttentionScratch room = attention_scratch<Cache>(op, thread);
-    each((int)tiles_.size() * heads * chunks, 1, false, thread, counter, [&](int index) {
+    each((int)tiles_.size() * heads * chunks, 1, thread, round, [&](int index, int) {
       int item = index / chunks, chunk = index % chunks;
       const Tile& tile = tiles_[item / heads];
       if (!seen(tile, chunk)) return;
       pack_queries<Cache>(op, tile, item % heads, room);
       attend<Cache>(op, tile, item % heads, chunk, room, at(item, chunk));
     });
-    each((int)tiles_.size() * heads, 1, false, thread, counter, [&](int item) {
+    each((int)tiles_.size() * heads, 1, thread, round, [&](int item, int) {
       const Tile& tile = tiles_[item / heads];
       int chunk = (int)(first_key(op, tile) / CHUNK);
       Partial found = at(item, chunk);
@@ -575,19 +591,20 @@ class Program {
   std::vector<RowsBuffer> rows_;
   std::vector<Memory> cosines_;
   Memory partials_;
-  std::unique_ptr<Counter[]> counters_;
   Team& team_;
+  Rounds rounds_;
   std::unique_ptr<Worker[]> workers_;
   std::vector<Tile> tiles_;
   bool single_ = true;  // each request has one tile
   const Step* step_ = nullptr;
+  double waited_ = 0.0;  // of the first thread
 };
 
 }  // namespace nonet
 
 extern "C" {
 
-int nonet_abi() { return 3; }
+int nonet_abi() { return 4; }
 
 void* nonet_team(int num_threads) {
   try {

@@ -60,6 +60,7 @@ struct Step {
   float* input;                     // of the buffer of that kind
   float* output;
   int64_t block_size;
+  double* seconds;                  // [num_ops + 1, 2] that the first thread took, and of these waited; or null. The last: rotations
 };
 
 struct Model {

@@ -163,6 +163,6 @@ INLINE I16 dot4(I16 acc, I16 bytes, int32_t four) {
 #endif
 }
 
-INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 3); }
+INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
 
 }  // namespace nonet

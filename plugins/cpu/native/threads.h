@@ -1,7 +1,10 @@
-// A team of threads that runs one function together, step after step: one thread per core, the caller is the first.
+// A team of threads that runs steps together: one thread per core, the caller is the first.
 #pragma once
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -15,6 +18,10 @@ INLINE void pause() {
 #if defined(__x86_64__)
   _mm_pause();
 #endif
+}
+
+inline double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 constexpr int MOST_SPINS = 2000;  // about 20 us: far more than threads of equal work are apart
@@ -52,49 +59,37 @@ class Team {
   }
   ~Team() {
     stopped_ = true;
-    turn_.fetch_add(1);
+    turn_.fetch_add(2);
     turn_.notify_all();
     for (auto& thread : threads_) thread.join();
   }
   int size() const { return size_; }
 
-  // Calls work(index) on every thread, and returns when all are done.
+  // Calls work(index) on the caller's thread, and on every other one that comes before that has returned: what one would do, the
+  // others do where another program has its core. Returns when none is at it any more.
   void run(const std::function<void(int)>& work) {
     OwnCore core(0, size_);
     work_ = &work;
-    turn_.fetch_add(1);
+    turn_.fetch_add(1);  // odd: open
     turn_.notify_all();
     work(0);
-    wait_all();
-  }
-
-  // All threads come here before any goes on. They are a few microseconds apart, so it spins; where another program has the other
-  // thread's core, it sleeps, and leaves that thread its own.
-  void wait_all() {
-    if (size_ == 1) return;
-    int round = round_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
-      arrived_.store(0, std::memory_order_relaxed);
-      round_.store(round + 1, std::memory_order_release);
-      round_.notify_all();
-      return;
-    }
-    for (int spins = 0; round_.load(std::memory_order_acquire) == round; pause()) {
-      if (++spins > MOST_SPINS) round_.wait(round, std::memory_order_acquire);
-    }
+    turn_.fetch_add(1);
+    while (present_.load() != 0) pause();
   }
 
  private:
   void serve(int index) {
     OwnCore core(index, size_);
-    for (int turn = 0;;) {
-      for (int spins = 0; turn_.load(std::memory_order_acquire) == turn; pause()) {
+    for (int seen = 0;;) {
+      int turn = seen;
+      for (int spins = 0; (turn = turn_.load()) == seen || turn % 2 == 0; pause()) {
+        if (stopped_) return;
         if (++spins > 5000) turn_.wait(turn);  // about 50 us: the next step is not near
       }
-      turn = turn_.load();
-      if (stopped_) return;
-      (*work_)(index);
-      wait_all();
+      present_.fetch_add(1);
+      if (turn_.load() == turn) (*work_)(index);
+      present_.fetch_sub(1);
+      seen = turn;
     }
   }
 
@@ -103,8 +98,58 @@ class Team {
   const std::function<void(int)>* work_ = nullptr;
   std::atomic<bool> stopped_{false};
   alignas(64) std::atomic<int> turn_{0};
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int> round_{0};
+  alignas(64) std::atomic<int> present_{0};
+};
+
+// Items of work that a team shares, one round of them after another. A thread has a region of its own in each round, whose data
+// lie together, and then takes what is left of the others'. A round ends when all its items are done, and not when all threads
+// have come: one that comes late finds what is left.
+class Rounds {
+ public:
+  Rounds(int num_threads, int most) : num_regions_(num_threads), most_(most), taken_(new std::atomic<int>[num_threads * most]), done_(new std::atomic<int>[most]) {
+    reset();
+  }
+
+  // Before a step, while no thread is at it.
+  void reset() {
+    for (int i = 0; i < num_regions_ * most_; i++) taken_[i].store(0, std::memory_order_relaxed);
+    for (int i = 0; i < most_; i++) done_[i].store(0, std::memory_order_relaxed);
+  }
+
+  // Calls work(index, following) for items of `total`, `grain` at a time; `following` is what this thread most likely has next, or
+  // `total`. Returns the number that this thread had.
+  template <class Work>
+  int share(int round, int total, int grain, int thread, Work work) {
+    int found = 0;
+    for (int i = 0; i < num_regions_; i++) {
+      const int region = (thread + i) % num_regions_;
+      const int end = (int64_t)total * (region + 1) / num_regions_, start = (int64_t)total * region / num_regions_;
+      std::atomic<int>& taken = taken_[region * most_ + round];
+      if (i > 0 && start + taken.load(std::memory_order_relaxed) >= end) continue;
+      for (int first; (first = start + taken.fetch_add(grain, std::memory_order_relaxed)) < end;) {
+        const int last = std::min(first + grain, end);
+        for (int index = first; index < last; index++) work(index, index + 1 < end ? index + 1 : total);
+        found += last - first;
+      }
+    }
+    return found;
+  }
+
+  // All threads come here with what they had; none goes on before all items are done. They are a few microseconds apart, so it
+  // spins; where another program has the other thread's core, it sleeps, and leaves that thread its own.
+  void meet(int round, int total, int found) {
+    std::atomic<int>& done = done_[round];
+    if (found && done.fetch_add(found, std::memory_order_acq_rel) + found == total) return done.notify_all();
+    for (int spins = 0;; pause()) {
+      int seen = done.load(std::memory_order_acquire);
+      if (seen == total) return;
+      if (++spins > MOST_SPINS) done.wait(seen, std::memory_order_acquire);
+    }
+  }
+
+ private:
+  const int num_regions_, most_;
+  const std::unique_ptr<std::atomic<int>[]> taken_, done_;
 };
 
 }  // namespace nonet
