@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: setup serve chat test check-plugins check-scheduling check-overload check-structured bench-cpu bench-peers lint format types docs bench clean
+.PHONY: setup serve chat test check-plugins check-scheduling check-overload check-structured check-accuracy bench-cpu bench-peers lint format types docs bench clean
 
 setup: $(STAMP)
 
@@ -35,6 +35,9 @@ check-overload: setup
 
 check-structured: setup
 	$(RUN) -m core.lab.check_structured $(ARGS)
+
+check-accuracy: setup
+	$(RUN) -m core.lab.check_accuracy $(ARGS)
 
 lint: setup
 	$(VENV)/bin/ruff check .

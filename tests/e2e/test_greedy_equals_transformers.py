@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
-import torch
 import transformers
 
+from core.lab.prose import SENTENCES, passage
+from core.lab.teacher_forcing import Reference
 from core.model.describe import read_spec
 from core.model.spec import ModelFiles
 from core.model.tokenizer import load_tokenizer
@@ -26,16 +26,6 @@ pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MAX_TOKENS = 64
 TIE = 1e-3  # largest difference of float32 logits that counts as a tie
-SENTENCES = (
-    "The lighthouse keeper wrote down the weather every morning.",
-    "In 1898 the harbour froze, and 27 ships waited for spring!",
-    "def area(r):\n    return 3.14159 * r ** 2\n",
-    "Das Schiff fährt um 14:30 Uhr nach Göteborg; niemand weiß, warum.",
-    '{"name": "keeper", "age": 61, "lamps": [1, 2, 3]}',
-    "Nobody asked why the lamp burned blue — until the night of the storm.",
-    "灯塔在海边。 Ďábelské kódy, ครับ, 🔥🔥.",
-    "First, oil the hinges. Second, trim the wick. Third, wind the clock.",
-)
 QUESTIONS = (
     "What is the capital of France?",
     "Write a haiku about rain.",
@@ -60,12 +50,6 @@ CHATS = (
 )
 
 
-def passage(num_sentences: int, first: int = 0) -> str:
-    """A text without repeats, of about 16 tokens a sentence."""
-    parts = (f"{n + 1}. {SENTENCES[(first + n) % len(SENTENCES)]}" for n in range(num_sentences))
-    return " ".join(parts)
-
-
 TEXTS = (
     "The capital of France",
     "Once upon a time",
@@ -84,29 +68,11 @@ TEXTS = (
 class Case:
     files: ModelFiles
     prompts: Sequence[Prompt]
-    reference: Any  # transformers' model in float32
+    reference: Reference
 
     def judge(self, answers: Sequence[Answered]) -> list[float]:
         """Per token, by how much the reference prefers its own choice: 0 where it would have chosen the same."""
-        return [gap for answer in answers for gap in self._gaps(answer)]
-
-    @torch.inference_mode()
-    def _gaps(self, answer: Answered) -> list[float]:
-        ours = torch.tensor(answer.token_ids)
-        read = torch.tensor([[*answer.prompt_token_ids, *answer.token_ids[:-1]]])
-        logits = self.reference(input_ids=read, use_cache=False, logits_to_keep=len(ours)).logits[0]
-        gaps: list[float] = (logits.amax(-1) - logits.gather(-1, ours[:, None])[:, 0]).tolist()
-        return gaps
-
-
-def reference_of(files: ModelFiles) -> Any:
-    """The same file through transformers' own reader."""
-    options = (
-        {"quantization_config": transformers.GgufConfig(dequantize=True)} if hasattr(transformers, "GgufConfig") else {}
-    )
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        files.path.parent, gguf_file=files.path.name, dtype=torch.float32, attn_implementation="eager", **options
-    ).eval()
+        return [gap for one in answers for gap in self.reference.gaps(one.prompt_token_ids, one.token_ids)]
 
 
 @pytest.fixture(scope="module", params=["smollm2", "gemma3"])
@@ -118,7 +84,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     else:  # a base model without chat template, and a window of 512 tokens
         turns = (f"<start_of_turn>user\n{question}<end_of_turn>\n<start_of_turn>model\n" for question in QUESTIONS)
         prompts = [*texts, *map(TextPrompt, turns), TextPrompt(passage(33)), TextPrompt(passage(37, 5))]
-    yield Case(files, prompts, reference_of(files))
+    yield Case(files, prompts, Reference(files))
 
 
 async def generate(case: Case, dtype: str) -> list[Answered]:
@@ -141,8 +107,9 @@ def test_float32_chooses_what_transformers_chooses(case: Case) -> None:
     )
     assert lengths[0] <= 6 and max(len(a.prompt_token_ids) for a in answers[: len(TEXTS)]) >= 300
     assert max(gaps) < TIE
-    if case.reference.config.model_type == "gemma3_text":
-        assert lengths[-2] > 700 > case.reference.config.sliding_window == 512
+    config = case.reference.model.config
+    if config.model_type == "gemma3_text":
+        assert lengths[-2] > 700 > config.sliding_window == 512
     tokenizer = load_tokenizer(case.files)
     for answer in answers:
         before = tokenizer.decode(answer.prompt_token_ids)
