@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Self
 
-from core.lab.shown_logits import runs_native_code
+from core.lab.shown_logits import PATIENT, runs_native_code
 from core.testing.harness.pipelines import Answered, call, running
 
 CHUNK = 1024  # tokens
@@ -77,7 +77,7 @@ async def score(overrides: Sequence[str], chunks: Sequence[Sequence[int]]) -> Sc
     """Raises RuntimeError where an answer has not a log-probability for each token but the first."""
     num_blocks = AT_ONCE * (max(map(len, chunks)) // 16 + 2)
     losses: list[float] = []
-    async with running(*overrides, STEP_TOKENS, f"cache.num_blocks={num_blocks}") as pipeline:
+    async with running(*overrides, PATIENT, STEP_TOKENS, f"cache.num_blocks={num_blocks}") as pipeline:
         for first in range(0, len(chunks), AT_ONCE):
             group = chunks[first : first + AT_ONCE]
             calls = [call(f"c{first + at}", ids, 1, prompt_logprobs=0) for at, ids in enumerate(group)]

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import accumulate
+from typing import Any
 
 from torch import Tensor
 
@@ -35,7 +36,7 @@ def calls_of(ids: Sequence[int], num_tokens: int, start: Sequence[int] = ()) -> 
     """Sixteen, each with a piece of its own of `ids`; half of them are greedy, half draw with a seed."""
     made = []
     for index, (length, end) in enumerate(zip(LENGTHS, accumulate(LENGTHS), strict=True)):
-        params = {"temperature": 0.0} if index % 2 else {"temperature": 1.0, "seed": index}
+        params: dict[str, Any] = {"temperature": 0.0} if index % 2 else {"temperature": 1.0, "seed": index}
         made.append(call(f"r{index}", [*start, *ids[end - length : end]], num_tokens, prompt_logprobs=0, **params))
     return made
 

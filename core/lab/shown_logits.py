@@ -12,6 +12,8 @@ from torch import Tensor
 from core.batch import SamplerOutput, SamplingMetadata
 from core.testing.harness.pipelines import RunningPipeline, running
 
+PATIENT = "admission=open"
+"""Whatever else the machine does, no request has waited too long."""
 Take = Callable[[str, Tensor], None]
 """(name of a call, logits [n, V] of its next n positions). The tensor is the step's own for as long as the call lasts."""
 
@@ -22,7 +24,7 @@ async def shown_logits(overrides: Sequence[str], take: Take) -> AsyncIterator[Ru
 
     A preempted prompt would come twice: give it blocks enough.
     """
-    async with running(*overrides) as pipeline:
+    async with running(*overrides, PATIENT) as pipeline:
         executor: Any = pipeline.engine._pipeline.executor
         sample = executor._sampler.sample
 

@@ -17,6 +17,7 @@ from core.model.spec import ModelFiles
 from core.testing.harness.pipelines import call
 
 STEP_TOKENS = "scheduler.max_num_scheduled_tokens=512"  # a step's logits are [512, V] float32 at most
+AT_ONCE = 5  # passages that the reference reads
 NUM_BLOCKS = "cache.num_blocks=600"
 
 
@@ -34,12 +35,24 @@ class Reference:
             **_gguf_options(files),
         ).eval()
 
-    @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], num_last: int) -> Tensor:
         """float32 [num_last, V] of the last positions."""
-        found: Tensor = self.model(
-            input_ids=torch.tensor([list(token_ids)]), use_cache=False, logits_to_keep=num_last
-        ).logits[0]
+        return self._logits([token_ids], num_last)[0]
+
+    def logits_of(self, passages: Mapping[str, Sequence[int]], num_last: int) -> dict[str, Tensor]:
+        """The same of each passage; all are of one length."""
+        names = list(passages)
+        found: dict[str, Tensor] = {}
+        for first in range(0, len(names), AT_ONCE):
+            group = names[first : first + AT_ONCE]
+            found |= dict(zip(group, self._logits([passages[name] for name in group], num_last), strict=True))
+        return found
+
+    @torch.inference_mode()
+    def _logits(self, rows: Sequence[Sequence[int]], num_last: int) -> Tensor:
+        """[N, num_last, V]"""
+        read = torch.tensor([list(ids) for ids in rows])
+        found: Tensor = self.model(input_ids=read, use_cache=False, logits_to_keep=num_last).logits
         return found
 
     def gaps(self, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
