@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from core.lab.teacher_forcing import Agreement
 
 Overrides = tuple[str, ...]
-NATIVE = ("model=cpu", "attention=cpu_paged")
+NATIVE = ("model=cpu", "attention=cpu_paged", "model.weight_cache=false")
 FORMATS: Mapping[str, Overrides] = {
     "cpu_float32": (*NATIVE, "quant=cpu_float32", "model.dtype=float32"),
     "cpu_bf16": (*NATIVE, "quant=cpu_bf16", "model.dtype=bfloat16"),
     "cpu_int8": (*NATIVE, "quant=cpu_int8", "model.dtype=bfloat16"),
     "cpu_int4": (*NATIVE, "quant=cpu_int4", "model.dtype=bfloat16"),
+    "cpu_gguf": (*NATIVE, "quant=cpu_gguf", "model.dtype=bfloat16"),
 }
 """The first is the base of the others."""
 KV_FORMATS: Mapping[str, Overrides] = {
@@ -45,7 +46,12 @@ GEMMA_FORMATS = ("cpu_float32", "cpu_bf16")
 
 MIN_TOP1: Mapping[str, float] = {"cpu_float32": 1.0, "cpu_bf16": 0.99}
 MAX_GAP: Mapping[str, float] = {"cpu_bf16": 0.1}  # of transformers' logits, where another token is the best
-MAX_RISE: Mapping[str, float] = {"cpu_int8": 0.005, "cpu_int4": 0.02, "KV bfloat16": 0.005}  # of perplexity
+MAX_RISE: Mapping[str, float] = {
+    "cpu_int8": 0.005,
+    "cpu_int4": 0.02,
+    "cpu_gguf": 0.005,
+    "KV bfloat16": 0.005,
+}  # of perplexity
 NOT_HELD_OFF_GRID = ("cpu_int4",)  # plain rounding costs a model as small as the default one far more
 MAX_FROM_TORCH = 1e-4  # of the base's perplexity, either way
 

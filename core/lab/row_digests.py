@@ -37,7 +37,8 @@ def calls_of(ids: Sequence[int], num_tokens: int, start: Sequence[int] = ()) -> 
     made = []
     for index, (length, end) in enumerate(zip(LENGTHS, accumulate(LENGTHS), strict=True)):
         params: dict[str, Any] = {"temperature": 0.0} if index % 2 else {"temperature": 1.0, "seed": index}
-        made.append(call(f"r{index}", [*start, *ids[end - length : end]], num_tokens, prompt_logprobs=0, **params))
+        prompt = [*start, *ids[end - length : end]]
+        made.append(call(f"r{index}", prompt, num_tokens, prompt_logprobs=0, logprobs=0, **params))
     return made
 
 

@@ -22,7 +22,8 @@ Take = Callable[[str, Tensor], None]
 async def shown_logits(overrides: Sequence[str], take: Take) -> AsyncIterator[RunningPipeline]:
     """`take` is told before the sampler edits anything: of a call with `prompt_logprobs` every position, else those that sample.
 
-    A preempted prompt would come twice: give it blocks enough.
+    Calls need `logprobs`, since a step in which nobody asks for any may have no logits. A preempted prompt would come twice: give
+    it blocks enough.
     """
     async with running(*overrides, PATIENT) as pipeline:
         executor: Any = pipeline.engine._pipeline.executor

@@ -131,7 +131,7 @@ async def agreement(
     """
     judged = Judged(passages, references)
     async with shown_logits([*overrides, STEP_TOKENS, NUM_BLOCKS], judged.take) as pipeline:
-        await pipeline.answer_all([call(name, ids, 1, prompt_logprobs=0) for name, ids in passages.items()])
+        await pipeline.answer_all([call(name, ids, 1, prompt_logprobs=0, logprobs=0) for name, ids in passages.items()])
     expected = sum(len(logits) for logits in references.values())
     if judged.agreement.num_positions != expected:
         raise RuntimeError(f"{judged.agreement.num_positions} of {expected} positions were shown")
