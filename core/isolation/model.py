@@ -115,16 +115,18 @@ def check_logits(logits: object, batch: ModelBatch, vocab_size: int, device: tor
         raise StageError("model", f"forward returned logits {got}, where {list(wanted)} float32 on {device} is wanted")
 
 
-def check_argmax(found: object, batch: ModelBatch, vocab_size: int) -> None:
-    """Raises StageError where a model did not return an id of its vocabulary and a number for each of R rows."""
+def checked_argmax(found: object, batch: ModelBatch, vocab_size: int) -> tuple[list[int], list[float]]:
+    """Ids and peaks of R rows. Raises StageError where a model did not return an id of its vocabulary and a number for each."""
     count = len(batch.logits_indices)
     if not isinstance(found, Argmax):
         raise StageError("model", f"forward_argmax returned {shown(found)}, which is no Argmax")
     shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in (found.ids, found.peaks)]
     if shapes != [((count,), torch.int64), ((count,), torch.float32)]:
         raise StageError("model", f"forward_argmax returned {shapes}, where [{count}] int64 and float32 are wanted")
-    if count and not 0 <= int(found.ids.min()) <= int(found.ids.max()) < vocab_size:
+    ids = found.ids.tolist()  # so few numbers are looked at faster than an operation of torch begins
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise StageError("model", f"forward_argmax returned ids that are not below {vocab_size}")
+    return ids, found.peaks.tolist()
 
 
 def check_sampled(sampled: object) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from core.batch import ModelBatch, SamplerOutput
 from core.cache.kv_cache import KVCopy
 from core.errors import PluginError
-from core.isolation.model import BatchSeal, blame_model, check_argmax, check_logits, check_sampled, without_numbers
+from core.isolation.model import BatchSeal, blame_model, check_logits, check_sampled, checked_argmax, without_numbers
 from core.model.interface import ArgmaxModel, ExecutorContext, Model, StepResult
 from core.model.model_settings import LocalExecutorSettings
 from core.model.roofline import Roofline
@@ -136,10 +136,10 @@ class LocalExecutor:
         seal = BatchSeal(batch)
         found = self._runner.forward_argmax(model, batch)
         seal.check("model")
-        check_argmax(found, batch, self._vocab_size)
-        if not np.isfinite(found.peaks.numpy()).all():
+        ids, peaks = checked_argmax(found, batch, self._vocab_size)
+        if not all(map(math.isfinite, peaks)):
             return None
-        ids, sampling = found.ids.tolist(), batch.sampling
+        sampling = batch.sampling
         tokens = {row.request_id: (ids[at],) for at, row in zip(sampling.sampled_rows, sampling.rows, strict=True)}
         sampled = SamplerOutput(tokens)
         self._runner.remember(sampled)
