@@ -60,6 +60,7 @@ LINGER_MS = 1000
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 GC_THRESHOLD = (50_000, 20, 100)  # allocations of a few steps with thousands of requests; Python's own is 700
+SWITCH_S = 0.0005  # the longest that a step waits for another thread that runs Python; the interpreter has 5 ms
 
 EngineFactory = Callable[[str, Progress], EngineLoop]
 
@@ -279,6 +280,7 @@ def main() -> None:
     """Entry of the child process; see `core.border.child.EngineChild` for the other end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the front blocked it for the time until here
+    sys.setswitchinterval(SWITCH_S)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     boot = read_boot()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from core.commands.explain import is_default, rows
 from core.commands.request_arguments import split
 from core.lab.bench.report import summary
-from core.lab.bench.run import IN_PROCESS, Asked, BenchSettings, UrlSettings, bench_url
+from core.lab.bench.run import Asked, BenchSettings, UrlSettings, bench_url
 from core.lab.bench.workloads import DEFAULT, WORKLOADS, line_of, workload_class
 from core.lab.machine import machine
 from core.session import Session, log_to_stderr, open_session
@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
 def _in_process(asked: Asked) -> Report:
     from core.lab.bench.engine import bench_session
 
-    session = open_session([*IN_PROCESS, *asked.overrides])
+    session = open_session(asked.in_process)
     report = asyncio.run(bench_session(session, asked))
     return {**report, "pipeline": pipeline(session), "model": session.settings.model.source}
 

@@ -26,7 +26,7 @@ from core.lab.peers.environ import MAX_NUM_SEQS
 from core.lab.peers.models import gguf_of, in_bfloat16, requantized
 from core.lab.peers.offline import OfflinePeer, Stream, llama_bench, own
 from core.lab.peers.programs import Programs, split_words
-from core.lab.peers.servers import free_port, llama_command, own_command, served, vllm_command
+from core.lab.peers.servers import free_port, llama_command, openvino_command, own_command, served, vllm_command
 from core.lab.peers.table import OURS, Rounds, Row, as_text
 from core.lab.pieces import Outcome, Size, given, main, sized
 from core.lab.quiet import quiet
@@ -44,11 +44,12 @@ TARGETS: Mapping[tuple[str, str, str], float] = {
     **{
         (piece, figure, peer): least
         for piece in ("http8", "http32")
-        for peer in ("vllm", "llama.cpp Q8_0")
+        for peer in ("vllm", "llama.cpp Q8_0", "openvino")
         for figure, least in (("output_tokens_per_s", 1.3), ("ttft_p50_s", 1.0), ("tpot_p99_s", 1.0))
     },
     ("long_prefill", "long_ttft_s", "vllm"): 1.0,
     ("long_prefill", "long_ttft_s", "llama.cpp Q8_0"): 1.0,
+    ("long_prefill", "long_ttft_s", "openvino"): 1.0,
     ("gemma_int4", "decode_tokens_per_s", "llama.cpp Q4_0"): 1.0,
     ("gemma_int8", "decode_tokens_per_s", "llama.cpp Q8_0"): 1.0,
     ("gemma_http8", "output_tokens_per_s", "llama.cpp Q8_0"): 1.0,
@@ -257,6 +258,11 @@ def servers(bench: Bench, own_words: Sequence[str], gguf: Path, with_vllm: bool 
                 made = bench.quantized(gguf, "Q8_0")
                 command = llama_command(program, made, port := free_port(), MAX_NUM_SEQS)
                 found["llama.cpp Q8_0"] = stack.enter_context(served("llama-server", command, port, bench.folder))
+        if (python := bench.program("openvino")) and gguf == bench.gguf:  # it reads no GGUF of Gemma
+            with bench.tried("openvino"):
+                made = bench.quantized(gguf, "Q4_0")
+                command = openvino_command(python, made, port := free_port(), MAX_NUM_SEQS)
+                found["openvino"] = stack.enter_context(served("openvino", command, port, bench.folder))
         yield found
 
 
@@ -288,7 +294,7 @@ def _closed(bench: Bench, concurrency: int) -> tuple[str, ...]:
 
 
 def http8(bench: Bench) -> Outcome:
-    """8 clients over HTTP, 128 tokens in and 64 out: ours with weights of 8 bits, vLLM, llama.cpp."""
+    """8 clients over HTTP, 128 tokens in and 64 out: ours with weights of 8 bits, vLLM, llama.cpp, OpenVINO."""
     with servers(bench, [*CHAT, *cpu("cpu_int8")], bench.gguf) as addresses:
         return _http(bench, "http8", addresses, *_closed(bench, 8), figures=SERVED)
 

@@ -27,6 +27,7 @@ from core.simulation.keys import checked
 MODEL = "model="
 # A closed loop bounds itself, and so does an offline batch: nobody is to be turned away.
 IN_PROCESS = ("process.separate=false", "process.probe_timeout=600", "admission=open")
+NO_GRAMMARS = ("grammars=[]",)  # what a backend makes of the vocabulary after the start takes seconds of the same cores
 
 
 class BenchSettings(BaseModel):
@@ -73,6 +74,11 @@ class Asked:
         if not url.url and (stray := [key for key in fields_of(UrlSettings) if key in words and key != "url"]):
             raise ConfigError(f"{stray[0]}: it is for a server; add url=http://…", stray[0])
         return cls(settings, url, workload, tuple(overrides))
+
+    @property
+    def in_process(self) -> tuple[str, ...]:
+        """Overrides of an engine of our own."""
+        return (*IN_PROCESS, *(NO_GRAMMARS if self.settings.workload != "structured" else ()), *self.overrides)
 
     @property
     def described(self) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 NUM_THREADS = os.cpu_count() or 1
 MAX_MODEL_LEN = 4096  # tokens of a sequence
 MAX_NUM_SEQS = 32
+SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "peers"
 
 
 def environ() -> Mapping[str, str]:

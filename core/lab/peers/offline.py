@@ -16,9 +16,8 @@ from typing import IO, Any
 from core.errors import NonetError
 from core.lab.bench.calls import WorkItem
 from core.lab.bench.prompts import Prompts
-from core.lab.peers.environ import MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_THREADS, environ
+from core.lab.peers.environ import MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_THREADS, SCRIPTS, environ
 
-SCRIPTS = Path(__file__).parents[3] / "benchmarks" / "peers"
 WORDS_OF_ERROR = 2000  # characters of what it printed last
 STOP_S = 20.0
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from core.errors import NonetError
-from core.lab.peers.environ import MAX_MODEL_LEN, NUM_THREADS, environ
+from core.lab.peers.environ import MAX_MODEL_LEN, NUM_THREADS, SCRIPTS, environ
 
 START_S = 300.0  # vLLM compiles
 STOP_S = 30.0
@@ -39,6 +39,11 @@ def llama_command(program: str, gguf: Path, port: int, num_seqs: int) -> list[st
     """Its context is shared out evenly: each sequence gets as much as a long prompt and a stream take together."""
     serve = [program, "-m", str(gguf), "--port", str(port), "--host", "127.0.0.1", "--no-webui"]
     return [*serve, "-np", str(num_seqs), "-c", str(2048 * num_seqs), "-t", str(NUM_THREADS), "-tb", str(NUM_THREADS)]
+
+
+def openvino_command(python: str, model: Path, port: int, num_seqs: int) -> list[str]:
+    """It has no server of its own."""
+    return [python, str(SCRIPTS / "server_openvino.py"), str(model), str(port), str(NUM_THREADS), str(num_seqs)]
 
 
 def free_port() -> int:
