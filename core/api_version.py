@@ -97,6 +97,7 @@ SINCE: Mapping[str, str] = MappingProxyType(
         "ArgmaxModel": "1.4",
         "ArgmaxSampler": "1.4",
         "Model.roofline": "1.4",
+        "AheadModel": "1.4",
         "Executor.roofline": "1.4",
     }
 )

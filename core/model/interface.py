@@ -266,6 +266,18 @@ class ArgmaxModel(Model, Protocol):
         ...
 
 
+@runtime_checkable
+class AheadModel(Model, Protocol):
+    """A model that begins what it takes for the next step while the engine is busy with the results of the last one.
+
+    Optional (API 1.4). It writes KV only where the requests' next tokens go, and drops it all when another step is asked for.
+    """
+
+    def settle(self) -> None:
+        """Called before KV is copied or freed between steps: what was begun ends here."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorContext:
     """`sampler` is built where the model lives; a remote executor builds its own from the same settings."""

@@ -91,6 +91,7 @@ class LocalExecutor:
         self._runner.allocate_swap(num_blocks, checksums)
 
     def swap(self, copies: Sequence[KVCopy]) -> None:
+        self._runner.settle()
         self._runner.swap_memory.run(copies)
 
     def measure_swap(self) -> float:

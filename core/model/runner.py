@@ -15,6 +15,7 @@ from core.errors import ConfigError
 from core.isolation.model import GuardedAttention
 from core.memory import free_host_memory
 from core.model.interface import (
+    AheadModel,
     Argmax,
     ArgmaxModel,
     AttentionContext,
@@ -75,6 +76,7 @@ class ModelRunner:
 
     def allocate(self, num_blocks: int) -> None:
         """Make the KV tensors. Raises ConfigError with the sizes when memory lacks."""
+        self.settle()
         self._kv_tensors = self._kv_caches = ()
         self._num_blocks, self._swap_memory = num_blocks, None
         needed, free = num_blocks * self.kv_bytes_per_block(), self.free_memory()
@@ -166,7 +168,13 @@ class ModelRunner:
         for request_id in request_ids:
             self._last_sampled.pop(request_id, None)
 
+    def settle(self) -> None:
+        """No step goes on any more that was begun ahead."""
+        if isinstance(self.model, AheadModel):
+            self.model.settle()
+
     def close(self) -> None:
+        self.settle()
         self._kv_tensors = self._kv_caches = ()
         self._swap_memory = None
         self._last_sampled.clear()

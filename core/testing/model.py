@@ -151,6 +151,42 @@ class ModelContract(Contract):
         with torch.inference_mode():
             assert not len(model.forward_argmax(none, self.caches(model, attention)).ids)
 
+    def test_a_step_need_not_follow_from_the_largest_logits_before(self, spec: ModelSpec) -> None:
+        """A model may begin what it takes for the next step; then another comes, or the same with other company."""
+        model, attention, _ = self.make_model(spec)
+        if not isinstance(model, ArgmaxModel):
+            pytest.skip("it has no forward_argmax")
+        a, b = self.prompt(spec, 34), self.prompt(spec, 24, seed=3)
+        caches = self.caches(model, attention)
+        steps = [
+            [Share("a", a, 0, 30, LONG), Share("b", b, 0, 20, SHORT)],
+            [Share("a", a, 30, 1, LONG), Share("b", b, 20, 1, SHORT)],
+            [Share("a", a, 31, 1, LONG), Share("b", b, 21, 1, SHORT)],  # with tokens that nobody had the model choose
+            [Share("b", b, 22, 1, SHORT)],  # one alone
+            [Share("a", a, 32, 1, LONG), Share("b", b, 23, 1, SHORT)],
+            [Share("a", a, 32, 1, LONG)],  # again
+            [Share("a", a, 33, 1, LONG)],
+        ]
+        expected = {"a": self.whole(spec, a, LONG), "b": self.whole(spec, b, SHORT)}
+        for shares in steps:
+            with torch.inference_mode():
+                peaks = model.forward_argmax(batch_of(shares, BLOCK_SIZE), caches).peaks
+            self.assert_close(
+                peaks, torch.stack([expected[s.request_id][s.start + s.num_tokens - 1].amax() for s in shares])
+            )
+
+    def test_steps_that_follow_from_the_largest_logits(self, spec: ModelSpec) -> None:
+        model, attention, _ = self.make_model(spec)
+        if not isinstance(model, ArgmaxModel):
+            pytest.skip("it has no forward_argmax")
+        ids, caches = self.prompt(spec, 20), self.caches(model, attention)
+        for start in (0, *range(20, 40)):
+            share = Share("a", ids, start, len(ids) - start, LONG)
+            with torch.inference_mode():
+                found = model.forward_argmax(batch_of([share], BLOCK_SIZE), caches)
+            ids = [*ids, int(found.ids)]
+        assert self.whole(spec, ids, LONG)[19:-1].argmax(-1).tolist() == ids[20:]
+
     def test_metadata_is_prepared_once_per_batch_for_all_layers(self, spec: ModelSpec) -> None:
         if not self.attends:
             pytest.skip("it runs attention itself")

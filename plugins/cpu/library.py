@@ -145,6 +145,6 @@ def _opened(path: Path) -> ctypes.CDLL:
     handle.nonet_new.argtypes = [ctypes.POINTER(ModelRecord)]
     handle.nonet_step.argtypes = [ctypes.c_void_p, ctypes.POINTER(StepRecord)]
     handle.nonet_ceilings.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_double)]
-    handle.nonet_free.argtypes = [ctypes.c_void_p]
-    handle.nonet_free.restype = None
+    for end in (handle.nonet_free, handle.nonet_settle):
+        end.argtypes, end.restype = [ctypes.c_void_p], None
     return handle

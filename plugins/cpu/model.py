@@ -88,8 +88,14 @@ class CpuModel(NativeModel):
         if self._program is None:
             return argmax_of(super().forward(batch, kv_caches))
         ids, peaks = torch.empty(len(batch.logits_indices), dtype=torch.int64), torch.empty(len(batch.logits_indices))
-        self._run(self._program, batch, kv_caches, best=ids.data_ptr(), peaks=peaks.data_ptr())
+        wanted = {"best": ids.data_ptr(), "peaks": peaks.data_ptr()}
+        self._run(self._program, batch, kv_caches, **wanted, most_ahead=self._settings.overlap_requests)
         return Argmax(ids, peaks)
+
+    def settle(self) -> None:
+        """See `core.model.interface.AheadModel`."""
+        if self._program is not None:
+            self._program.settle()
 
     def roofline(self) -> Roofline:
         """Of weights as they are packed, with the instructions and threads that multiply them."""
@@ -109,8 +115,9 @@ class CpuModel(NativeModel):
         )
 
     def _run(self, program: Program, batch: ModelBatch, kv_caches: Sequence[Tensor], **wanted: int) -> None:
-        """`wanted`: where results go, by their names in a StepRecord."""
+        """`wanted`: where results go and what else is asked, by their names in a StepRecord."""
         if self._caches is None or self._caches.of is not kv_caches:
+            program.settle()
             self._caches = Caches(kv_caches, pointers(kv_caches), int(kv_caches[0].shape[1]) * SUB)
         tables, slots = self._tables(batch)
         table_pointers, slot_pointers = pointers(tables), pointers(slots)

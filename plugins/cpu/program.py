@@ -163,6 +163,10 @@ class Program:
         if self._library.handle.nonet_step(self._handle, ctypes.byref(step)):
             raise MemoryError(f"native code: no memory for a step of {step.num_tokens} tokens")
 
+    def settle(self) -> None:
+        """End what was begun ahead: afterwards nothing reads or writes KV until the next step."""
+        self._library.handle.nonet_settle(self._handle)
+
     def ceilings(self, form: Format) -> tuple[float, float]:
         """Bytes read, and operations with rows of this format, per second: measured now, in about a second."""
         rates = (ctypes.c_double * 2)()

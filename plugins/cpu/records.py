@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-ABI = 4
+ABI = 5
 TILE = 32  # outputs of a tile of a matrix
 GROUP = 32  # activations that share a scale
 SUB = 16  # tokens of a block of the cache, as kernels see it
@@ -120,6 +120,7 @@ class StepRecord(Structure):
         ("input", c_void_p),
         ("output", c_void_p),
         ("block_size", c_int64),
+        ("most_ahead", c_int64),
         ("seconds", c_void_p),
     ]
 

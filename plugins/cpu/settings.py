@@ -20,6 +20,11 @@ class NativeCode(BaseModel):
 class CpuModelSettings(NativeSettings, NativeCode):
     weight_cache: bool = Field(default=True, description="whether packed weights are kept on disk for the next start")
     weight_cache_bytes: int = Field(default=32 * 2**30, ge=0, description="of all packed weights that are kept")
+    overlap_requests: int = Field(
+        default=8,
+        ge=0,
+        description="decodes of a step, at most, whose next one begins beside what the engine does between the two; 0: none",
+    )
 
 
 class CpuAttentionSettings(NativeCode):

@@ -92,3 +92,29 @@ async def test_long_contexts_are_split_over_threads_with_the_same_result(tiny: C
             asked = [call("r", ids, 40, temperature=0.0, ignore_eos=True, logprobs=1)]
             answers.append(told(await pipeline.answer_all(asked)))
     assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+async def test_steps_that_are_begun_ahead_change_no_answer(family: str, tiny: Callable[[str], Path]) -> None:
+    """Requests of many lengths come and go, are preempted and swapped, and end where nobody could know it."""
+    swap = ("cache.num_blocks=18", "cache.num_swap_blocks=64", "scheduler.preemption=swap", "cache.swap_checksums=true")
+    ways = [("cache.num_blocks=256",), ("cache.num_blocks=18",), swap, ("scheduler.max_num_running_reqs=2",)]
+    asked = [
+        call(
+            f"r{index}",
+            random.Random(index).choices(range(6, 330), k=length),
+            5 + 7 * index,
+            temperature=0.0,
+            stop_token_ids=[7],
+        )
+        for index, length in enumerate((3, 64, 17, 30, 5, 48))
+    ]
+    fixed = (f"model.source={tiny(family)}", *NATIVE, *FORMATS["bf16"], "executor.num_threads=2")
+    expected = None
+    for overlap in (0, 64):
+        for way in ways:
+            async with running(*fixed, *way, f"model.overlap_requests={overlap}") as pipeline:
+                found = [[c.token_ids for c in answer.choices] for answer in await pipeline.answer_all(list(asked))]
+                await pipeline.assert_whole()
+            expected = expected or found
+            assert found == expected, (overlap, way)

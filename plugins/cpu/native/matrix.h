@@ -48,7 +48,7 @@ struct Rows {
   uint16_t* halves;
   int8_t* bytes;
   float* scales;  // [rows, stride / GROUP]
-  int32_t* sums;  // likewise: of the int8 numbers
+  int32_t* sums;  // likewise: -128 times that of the int8 numbers
 };
 
 INLINE void quantize_group(const float* from, int8_t* to, float* scale, int32_t* total) {
@@ -59,7 +59,7 @@ INLINE void quantize_group(const float* from, int8_t* to, float* scale, int32_t*
   store(to, __builtin_convertvector(first, B16));
   store(to + 16, __builtin_convertvector(second, B16));
   *scale = most == most ? most / 127.0f : most;  // NaN stays NaN
-  *total = sum(first + second);
+  *total = -128 * sum(first + second);
 }
 
 // `count` numbers (a multiple of 32) become columns [column, column + count) of a row.
@@ -155,7 +155,7 @@ static void tile_int8(
   for (int group = 0; group < k / GROUP; group++, from += GROUP) {
     ahead.fetch<GROUP * TILE>(weights, group, k / GROUP);
     I16 a[M], b[M];
-    EACH_ROW a[m] = b[m] = all_int(-128 * sums[m * groups + group]);
+    EACH_ROW a[m] = b[m] = all_int(sums[m * groups + group]);
     for (int i = 0; i < GROUP; i += 4, tile += 128) {
       I16 first = load<I16>(tile), second = load<I16>(tile + 64);
       EACH_ROW {
@@ -187,7 +187,7 @@ static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile,
     ahead.fetch<INT8_GROUP_BYTES>(weights, group, k / GROUP);
     F16 scale_a = load_half((const uint16_t*)tile), scale_b = load_half((const uint16_t*)tile + 16);
     I16 a[M], b[M];
-    EACH_ROW a[m] = b[m] = all_int(-128 * sums[m * groups + group]);
+    EACH_ROW a[m] = b[m] = all_int(sums[m * groups + group]);
     tile += 64;
     for (int i = 0; i < GROUP; i += 4, tile += 128) {
       I16 first = load<I16>(tile), second = load<I16>(tile + 64);
@@ -233,7 +233,7 @@ static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k,
     F16 scale_a = load_half((const uint16_t*)tile), scale_b = load_half((const uint16_t*)tile + 16);
     F16 least_a = load_half((const uint16_t*)tile + 32), least_b = load_half((const uint16_t*)tile + 48);
     EACH_ROW {
-      float scale = scales[m * groups + group], total = scale * (float)sums[m * groups + group];
+      float scale = scales[m * groups + group], total = scale * ((float)sums[m * groups + group] * (-1.0f / 128.0f));
       low[m] = to_float(a[m]) * (scale_a * scale) + (least_a * total + low[m]);
       high[m] = to_float(b[m]) * (scale_b * scale) + (least_b * total + high[m]);
     }
@@ -266,7 +266,7 @@ static void tile_int4_unpacked(
     F16 scale_a = load<F16>(factors), scale_b = load<F16>(factors + 16);
     F16 least_a = load<F16>(factors + 32), least_b = load<F16>(factors + 48);
     EACH_ROW {
-      float scale = scales[m * groups + group], total = scale * (float)sums[m * groups + group];
+      float scale = scales[m * groups + group], total = scale * ((float)sums[m * groups + group] * (-1.0f / 128.0f));
       low[m] = to_float(a[m]) * (scale_a * scale) + (least_a * total + low[m]);
       high[m] = to_float(b[m]) * (scale_b * scale) + (least_b * total + high[m]);
     }

@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include "ahead.h"
 #include "ceilings.h"
 
 #include <algorithm>
@@ -92,21 +93,56 @@ class Program {
         cosines_(model.num_ropes),
         team_(*model.team),
         rounds_(team_.size(), model.num_ops * MOST_ROUNDS + model.num_ropes),
-        workers_(new Worker[model.team->size()]) {}
+        workers_(new Worker[model.team->size()]) {
+    for (const Op& op : ops_) {
+      if (op.code == ATTENTION) num_groups_ = std::max(num_groups_, op.group + 1), num_layers_ = std::max(num_layers_, op.layer + 1);
+    }
+  }
+
+  ~Program() { settle(); }
 
   void run(const Step& step) {
+    if (is_begun_ && next_.is(step)) {
+      team_.join();
+      is_begun_ = false;
+      next_.hand_over(step);
+    } else {
+      settle();
+      prepare(step);
+      team_.run(walk_);
+    }
+    if (step.best != nullptr && step.num_requests <= step.most_ahead && team_.size() > 1 && next_.follow(step, num_groups_, num_layers_)) {
+      prepare(next_.step());
+      is_begun_ = true;
+      team_.begin(walk_, &settle_);
+    }
+  }
+
+  // Nothing goes on any more, and nothing is read or written until the next step.
+  void settle() {
+    if (!is_begun_) return;
+    is_given_up_.store(true);
+    team_.end();
+    is_begun_ = false;
+    is_given_up_.store(false);
+  }
+
+ private:
+  void prepare(const Step& step) {
     step_ = &step;
     reserve(step.num_tokens, std::max(step.num_logits, 1));
     make_tiles();
     rounds_.reset();
-    team_.run([this](int thread) {
-      int round = 0;
-      timed(thread, ops_.size(), [&] { rotations(thread, round); });
-      for (size_t i = 0; i < ops_.size(); i++) timed(thread, i, [&] { perform(ops_[i], thread, round); });
-    });
   }
 
- private:
+  void walk(int thread) {
+    int round = 0;
+    timed(thread, ops_.size(), [&] { rotations(thread, round); });
+    for (size_t i = 0; i < ops_.size() && !is_given_up_.load(std::memory_order_relaxed); i++) {
+      timed(thread, i, [&] { perform(ops_[i], thread, round); });
+    }
+  }
+
   template <class Work>
   void timed(int thread, size_t index, Work work) {
     if (thread != 0 || step_->seconds == nullptr) return work();
@@ -598,13 +634,19 @@ class Program {
   bool single_ = true;  // each request has one tile
   const Step* step_ = nullptr;
   double waited_ = 0.0;  // of the first thread
+  int num_groups_ = 1, num_layers_ = 1;
+  NextStep next_;
+  bool is_begun_ = false;  // `next_`, by all threads but the first
+  std::atomic<bool> is_given_up_{false};
+  const std::function<void(int)> walk_ = [this](int thread) { walk(thread); };
+  const std::function<void()> settle_ = [this] { settle(); };
 };
 
 }  // namespace nonet
 
 extern "C" {
 
-int nonet_abi() { return 4; }
+int nonet_abi() { return 5; }
 
 void* nonet_team(int num_threads) {
   try {
@@ -643,6 +685,8 @@ int nonet_ceilings(void* team, int32_t format, double* rates) {
     return 1;
   }
 }
+
+void nonet_settle(void* program) { ((nonet::Program*)program)->settle(); }
 
 void nonet_free(void* program) { delete (nonet::Program*)program; }
 }

@@ -60,6 +60,7 @@ struct Step {
   float* input;                     // of the buffer of that kind
   float* output;
   int64_t block_size;
+  int64_t most_ahead;               // requests whose next tokens are begun when these are known; 0: none
   double* seconds;                  // [num_ops + 1, 2] that the first thread took, and of these waited; or null. The last: rotations
 };
 

@@ -91,8 +91,12 @@ INLINE F16 tanh(F16 value) { return 1.0f - 2.0f / (exp(2.0f * value) + 1.0f); }
 INLINE F16 widen(H16 value) { return as_float((I16)(__builtin_convertvector(value, U16) << 16)); }
 INLINE F16 load_bf16(const uint16_t* from) { return widen(load<H16>(from)); }
 INLINE H16 narrow(F16 value) {
+#if defined(__AVX512BF16__)
+  return (H16)_mm512_cvtneps_pbh((__m512)value);
+#else
   U16 bits = (U16)value;
   return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, H16);
+#endif
 }
 INLINE void store_bf16(uint16_t* to, F16 value) { store(to, narrow(value)); }
 INLINE float widen(uint16_t value) {

@@ -68,13 +68,27 @@ class Team {
   // Calls work(index) on the caller's thread, and on every other one that comes before that has returned: what one would do, the
   // others do where another program has its core. Returns when none is at it any more.
   void run(const std::function<void(int)>& work) {
-    OwnCore core(0, size_);
+    begin(work, nullptr);
+    join();
+  }
+
+  // The same in two parts: in between the others are at it alone. `give_up` ends that, in case there is something else to run.
+  void begin(const std::function<void(int)>& work, const std::function<void()>* give_up) {
+    if (give_up_ != nullptr) (*give_up_)();
+    give_up_ = give_up;
     work_ = &work;
     turn_.fetch_add(1);  // odd: open
     turn_.notify_all();
-    work(0);
+  }
+  void join() {
+    OwnCore core(0, size_);
+    (*work_)(0);
+    end();
+  }
+  void end() {
     turn_.fetch_add(1);
     while (present_.load() != 0) pause();
+    give_up_ = nullptr;
   }
 
  private:
@@ -96,6 +110,7 @@ class Team {
   const int size_;
   std::vector<std::thread> threads_;
   const std::function<void(int)>* work_ = nullptr;
+  const std::function<void()>* give_up_ = nullptr;
   std::atomic<bool> stopped_{false};
   alignas(64) std::atomic<int> turn_{0};
   alignas(64) std::atomic<int> present_{0};
