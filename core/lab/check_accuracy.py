@@ -37,6 +37,7 @@ FORMATS: Mapping[str, Overrides] = {
 KV_FORMATS: Mapping[str, Overrides] = {
     "KV float32": (*NATIVE, "quant=cpu_bf16", "model.dtype=float32"),
     "KV bfloat16": (*NATIVE, "quant=cpu_bf16", "model.dtype=bfloat16"),
+    "KV int8": (*NATIVE, "quant=cpu_bf16", "model.dtype=bfloat16", "attention.kv_format=int8"),
 }
 """Of the cache, with the same weights; the first is the base of the others."""
 TORCH: Overrides = ("model=native", "attention=torch_sdpa", "quant=none", "model.dtype=float32")
@@ -51,6 +52,7 @@ MAX_RISE: Mapping[str, float] = {
     "cpu_int4": 0.02,
     "cpu_gguf": 0.005,
     "KV bfloat16": 0.005,
+    "KV int8": 0.005,
 }  # of perplexity
 NOT_HELD_OFF_GRID = ("cpu_int4",)  # plain rounding costs a model as small as the default one far more
 MAX_FROM_TORCH = 1e-4  # of the base's perplexity, either way

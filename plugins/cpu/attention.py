@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,10 +17,20 @@ from plugins.cpu.library import Library, available
 from plugins.cpu.program import OpList, Program, pointers
 from plugins.cpu.records import SUB, Format, Kind, StepRecord
 from plugins.cpu.settings import CpuAttentionSettings
-from plugins.cpu.torch_attention import Share, attend, plan
+from plugins.cpu.torch_attention import HEAD_BYTES, Blocks, Int8Blocks, Share, attend, plan
 
 CACHE_FORMATS = {torch.float32: Format.FLOAT32, torch.bfloat16: Format.BFLOAT16}
 MAX_HEAD_DIM = 512
+
+
+def cache_format(shape: Sequence[int], dtype: torch.dtype) -> Format:
+    """Of a KV cache, by its shape (`CpuPaged.kv_shape`): bytes of int8 lie in fewer axes than numbers of `dtype`."""
+    return Format.INT8 if len(shape) == 4 else CACHE_FORMATS[dtype]
+
+
+def bytes_per_token(shape: Sequence[int], dtype: torch.dtype) -> float:
+    """Of a KV cache of that shape."""
+    return math.prod(shape) * dtype.itemsize / (shape[0] * shape[1] * SUB)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,12 +59,19 @@ class CpuPaged:
             raise ConfigError(f"model.dtype={context.dtype}: attention=cpu_paged takes bfloat16 or float32")
         self._library = available(settings.instructions)
         self._block_size = context.block_size
-        self._format = CACHE_FORMATS[context.dtype]
+        self._is_int8 = settings.kv_format == "int8"
         self._dtype = context.dtype
         self._programs: dict[AttentionSpec, Program] = {}
 
     def kv_shape(self, spec: AttentionSpec, num_blocks: int) -> tuple[int, ...]:
-        return (num_blocks, self._block_size // SUB, spec.num_kv_heads, 2, SUB * spec.head_dim)
+        subs, heads, numbers = self._block_size // SUB, spec.num_kv_heads, SUB * spec.head_dim
+        if self._is_int8:
+            if spec.head_dim % 4:
+                raise PluginError(
+                    f"attention.kv_format=int8: head_dim {spec.head_dim} is no multiple of 4; choose auto"
+                )
+            return (num_blocks, subs, heads, (HEAD_BYTES + 2 * numbers) // self._dtype.itemsize)
+        return (num_blocks, subs, heads, 2, numbers)
 
     def prepare(self, batch: ModelBatch, specs: Sequence[AttentionSpec]) -> Pages:
         positions, starts = batch.positions.contiguous(), batch.query_start_loc.contiguous()
@@ -66,7 +84,8 @@ class CpuPaged:
         self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, metadata: Pages
     ) -> Tensor:
         if self._library is None:
-            return attend(spec, q, k, v, kv_cache, metadata.slot_mapping, metadata.shares[spec.sliding_window])
+            blocks = Int8Blocks(kv_cache, spec) if self._is_int8 else Blocks(kv_cache, spec)
+            return attend(spec, q, k, v, blocks, metadata.slot_mapping, metadata.shares[spec.sliding_window])
         program = self._program(spec, self._library)
         given = torch.cat((q, k, v), 1).float().contiguous()  # [T, heads of all three, head_dim]
         out = torch.empty(q.shape, dtype=torch.float32)
@@ -99,5 +118,6 @@ class CpuPaged:
             heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
             source, target = ops.floats(heads, Kind.INPUT), ops.floats(spec.num_heads * spec.head_dim, Kind.OUTPUT)
             ops.attention(source, shape, target)
-            self._programs[shape] = Program(library, torch.get_num_threads(), ops, self._format)
+            form = cache_format(self.kv_shape(spec, 1), self._dtype)
+            self._programs[shape] = Program(library, torch.get_num_threads(), ops, form)
         return self._programs[shape]

@@ -21,7 +21,7 @@ from core.model.layer_groups import LayerGroups
 from core.model.layers import DecoderLayer, HeadNorm, RMSNorm
 from core.model.loader import Loader
 from core.model.roofline import Roofline
-from plugins.cpu.attention import CACHE_FORMATS
+from plugins.cpu.attention import bytes_per_token, cache_format
 from plugins.cpu.library import Library, available
 from plugins.cpu.packing import PackedMatrix
 from plugins.cpu.program import Norm, OpList, Program, pointers
@@ -63,7 +63,8 @@ class CpuModel(NativeModel):
             )
             self._library = None
         super().__init__(settings, context)
-        self._group_of = LayerGroups.of(self.attention_specs, lambda spec: context.attention.kv_shape(spec, 1)).group_of
+        self._kv_shapes = [context.attention.kv_shape(spec, 1) for spec in self.attention_specs]
+        self._group_of = LayerGroups.of(self.attention_specs, lambda spec: self._kv_shapes[spec.layer]).group_of
         self._num_groups = max(self._group_of, default=0) + 1
         self._vocab_size = self.architecture.vocab_size
         self._program = None if self._library is None else self._made_program(self._library, context)
@@ -103,13 +104,12 @@ class CpuModel(NativeModel):
             return super().roofline()
         layers = [one for layer in self.layers for one in matrices_of(layer)]
         head, form = packed(self.head).packed, layers[0].format
-        kv = sum(2 * spec.num_kv_heads * spec.head_dim for spec in self.attention_specs)
         bytes_per_s, operations_per_s = self._program.ceilings(form)
         return Roofline(
             weight_bytes=sum(one.num_bytes for one in layers) + head.num_bytes,
             linear_operations_per_token=2 * sum(one.n * one.k for one in layers),
             head_operations_per_row=2 * head.n * head.k,
-            kv_bytes_per_context_token=kv * self._dtype.itemsize,
+            kv_bytes_per_context_token=sum(bytes_per_token(shape, self._dtype) for shape in self._kv_shapes),
             bytes_per_s=bytes_per_s,
             operations_per_s=operations_per_s,
         )
@@ -191,7 +191,7 @@ class CpuModel(NativeModel):
             emit.layer(index, layer, arch.layers[index].activation, ropes[layer.rope], group)
         rows = emit.rows(arch.hidden_size, head.packed.format)
         ops.logits(x, norm_of(self.norm), rows, head_matrix, arch.final_softcap)
-        return Program(library, torch.get_num_threads(), ops, CACHE_FORMATS[context.dtype])
+        return Program(library, torch.get_num_threads(), ops, cache_format(self._kv_shapes[0], context.dtype))
 
 
 def unfit_size(arch: Architecture) -> str:

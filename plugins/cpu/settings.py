@@ -28,7 +28,10 @@ class CpuModelSettings(NativeSettings, NativeCode):
 
 
 class CpuAttentionSettings(NativeCode):
-    pass
+    kv_format: Literal["auto", "int8"] = Field(
+        default="auto",
+        description="of keys and values; auto: model.dtype; int8: 8 bits, a scale for each token and kv head",
+    )
 
 
 class CpuQuantSettings(NativeCode):

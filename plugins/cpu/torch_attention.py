@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from core.model.interface import AttentionSpec
 from plugins.cpu.records import SUB
+
+HEAD_BYTES = 2 * SUB * 4  # scales of the keys and of the values of a block of int8
+LEAST = 1e-30  # largest number of a head that is not taken as zero
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,10 +45,9 @@ def plan(pages: Sequence[Tensor], block_size: int, window: int | None) -> list[S
 
 
 def attend(
-    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, slots: Tensor, shares: Sequence[Share]
+    spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, blocks: KVBlocks, slots: Tensor, shares: Sequence[Share]
 ) -> Tensor:
     """Write k and v at their slots, then attend, request by request. Shapes as in `AttentionBackend.forward`."""
-    blocks = Blocks(kv_cache, spec)
     blocks.write(slots, k, v)
     out = torch.empty(q.shape, dtype=torch.float32)
     for share in shares:
@@ -61,6 +64,17 @@ def _attended(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, hidden: Tens
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
     return torch.einsum("htk,khd->thd", weights, v)
+
+
+class KVBlocks(Protocol):
+    """One layer's cache, token by token."""
+
+    def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """k and v [n, num_kv_heads, head_dim]."""
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """float32 [n, num_kv_heads, head_dim] each."""
+        ...
 
 
 class Blocks:
@@ -84,3 +98,38 @@ class Blocks:
         sub, lane = slots // SUB, slots % SUB
         keys = self._keys[sub, :, :, lane].flatten(2)
         return keys.float(), self._values[sub, :, lane // self._pack, :, lane % self._pack].float()
+
+
+class Int8Blocks:
+    """The same of int8: scales of 16 keys and 16 values, the keys, four dimensions side by side, and the values."""
+
+    def __init__(self, kv_cache: Tensor, spec: AttentionSpec):
+        heads, dim = spec.num_kv_heads, spec.head_dim
+        pieces = kv_cache.view(torch.uint8).view(-1, heads, HEAD_BYTES + 2 * SUB * dim)
+        scales, keys, values = pieces.split((HEAD_BYTES, SUB * dim, SUB * dim), 2)
+        self._scales = scales.view(torch.float32).view(-1, heads, 2, SUB)
+        self._keys = keys.view(-1, heads, dim // 4, SUB, 4)  # number + 128
+        self._values = values.view(torch.int8).view(-1, heads, SUB, dim)
+
+    def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        sub, lane = slots // SUB, slots % SUB
+        keys, self._scales[sub, :, 0, lane] = rounded_heads(k)
+        self._keys[sub, :, :, lane] = (keys.short() + 128).to(torch.uint8).view(*k.shape[:2], -1, 4)
+        self._values[sub, :, lane], self._scales[sub, :, 1, lane] = rounded_heads(v)
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """float32 [n, num_kv_heads, head_dim] each."""
+        sub, lane = slots // SUB, slots % SUB
+        keys = self._keys[sub, :, :, lane].flatten(2).float() - 128
+        scales = self._scales[sub, :, :, lane][..., None]
+        return keys * scales[:, :, 0], self._values[sub, :, lane].float() * scales[:, :, 1]
+
+
+def rounded_heads(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 [n, heads, dim], and the scale of each head: float32 [n, heads], NaN where a number is infinite or none."""
+    numbers = numbers.float()
+    most = numbers.abs().amax(-1)
+    finite = most.isfinite()
+    inverse = torch.where(finite & (most > LEAST), most.new_full((), 127.0) / most, 0.0)
+    scaled = torch.where(finite[..., None], numbers, 0.0) * inverse[..., None]
+    return scaled.round().to(torch.int8), torch.where(finite, most / 127.0, torch.nan)

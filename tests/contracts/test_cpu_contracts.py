@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from core.model.interface import AttentionContext, ModelContext, QuantContext
+from core.model.interface import AttentionContext, AttentionSpec, ModelContext, QuantContext
 from core.model.spec import ModelSpec
 from core.progress import no_progress
-from core.testing.attention import AttentionContract
+from core.testing import attention as testing_attention
+from core.testing.attention import AttentionContract, Sequences, make_sequences
 from core.testing.model import BLOCK_SIZE, CPU, ModelContract
 from core.testing.quant import QuantContract
 from core.testing.suites import words_of
@@ -45,9 +47,10 @@ class TestCpuPaged(AttentionContract):
     component = CpuPaged
     provides = words_of("attention", "cpu_paged")
     instructions: ClassVar[str] = "auto"
+    settings: ClassVar[dict[str, str]] = {}
 
     def make(self, context: object) -> CpuPaged:
-        return CpuPaged(CpuPaged.Settings(**needs(self.instructions)), context)
+        return CpuPaged(CpuPaged.Settings(**needs(self.instructions), **self.settings), context)
 
 
 class TestCpuPagedAvx2(TestCpuPaged):
@@ -61,6 +64,46 @@ class TestCpuPagedPortable(TestCpuPaged):
 class TestWithoutCompilerPaged(TestCpuPaged):
     """The slow twin."""
 
+    def make(self, context: object) -> CpuPaged:
+        with without_compiler():
+            return super().make(context)
+
+
+def on_grid(x: Tensor, limit: int) -> Tensor:
+    """Of each head, numbers that are whole multiples of its largest one divided by `limit`."""
+    most = x.float().abs().amax(-1, keepdim=True)
+    return ((x.float() / most * limit).round() / limit * most).to(x.dtype)
+
+
+class TestCpuPagedInt8(TestCpuPaged):
+    """With keys and values that 8 bits have exactly, and queries that 16 bits have: it is no less exact than the others."""
+
+    settings: ClassVar[dict[str, str]] = {"kv_format": "int8"}
+
+    @pytest.fixture(autouse=True)
+    def numbers_that_it_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def rounded_sequences(
+            spec: AttentionSpec, lengths: Sequence[tuple[int, int]], context: AttentionContext, seed: int = 0
+        ) -> Sequences:
+            made = make_sequences(spec, lengths, context, seed)
+            q, k, v = (
+                tuple(on_grid(one, limit) for one in part)
+                for part, limit in ((made.q, 32639), (made.k, 127), (made.v, 127))
+            )
+            return replace(made, q=q, k=k, v=v)
+
+        monkeypatch.setattr(testing_attention, "make_sequences", rounded_sequences)
+
+
+class TestCpuPagedInt8Avx2(TestCpuPagedInt8):
+    instructions = "avx2"
+
+
+class TestCpuPagedInt8Portable(TestCpuPagedInt8):
+    instructions = "portable"
+
+
+class TestWithoutCompilerPagedInt8(TestCpuPagedInt8):
     def make(self, context: object) -> CpuPaged:
         with without_compiler():
             return super().make(context)
@@ -141,10 +184,12 @@ class TestCpuModel(ModelContract):
     attends = False
     native: ClassVar[bool] = True
     instructions: ClassVar[str] = "auto"
+    kv_format: ClassVar[str] = "auto"
 
     def make_model(self, spec: ModelSpec) -> tuple[CpuModel, CpuPaged, NamedFloat32]:
         chosen = needs(self.instructions)
-        paged = CpuPaged(CpuPaged.Settings(**chosen), AttentionContext(CPU, torch.float32, BLOCK_SIZE))
+        settings = CpuPaged.Settings(kv_format=self.kv_format, **chosen)
+        paged = CpuPaged(settings, AttentionContext(CPU, torch.float32, BLOCK_SIZE))
         named = NamedFloat32(CpuQuantSettings(**chosen), QuantContext(CPU, torch.float32))
         with torch.inference_mode():
             context = ModelContext(spec, CPU, torch.float32, paged, named, no_progress)
@@ -171,6 +216,11 @@ class TestCpuGemma3(TestCpuModel):
 
 class TestCpuMistral(TestCpuModel):
     family = "mistral"
+
+
+class TestCpuGemma3Int8(TestCpuGemma3):
+    kv_format = "int8"
+    atol = 0.1  # of logits up to about 10: what rounding costs a model of random weights
 
 
 class TestCpuModelWithoutCompiler(TestCpuGemma3):

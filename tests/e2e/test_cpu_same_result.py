@@ -30,6 +30,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "int4": ("model.dtype=bfloat16", "quant=cpu_int4"),
     "gguf": ("model.dtype=bfloat16", "quant=cpu_gguf"),
 }
+INT8_KV = ("model.dtype=bfloat16", "quant=cpu_bf16", "attention.kv_format=int8")
 SOLO = ("prefill=whole", "cache.enable_prefix_caching=false", "cache.window_groups=false", "executor.num_threads=1")
 WAYS: dict[str, tuple[str, ...]] = {
     "batched": ("executor.num_threads=1",),
@@ -78,16 +79,27 @@ def told(answers: list[Answered]) -> list[Any]:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_answers_are_the_same_to_the_last_bit(family: str, form: str, tiny: Callable[[str], Path]) -> None:
-    alone = told(await run(tiny(family), *SOLO, *FORMATS[form], solo=True))
+    await assert_same_in_all_ways(tiny(family), FORMATS[form])
+
+
+async def test_answers_with_keys_and_values_in_int8_are_too(tiny: Callable[[str], Path]) -> None:
+    await assert_same_in_all_ways(tiny("gemma3_text"), INT8_KV)
+
+
+async def assert_same_in_all_ways(folder: Path, form: tuple[str, ...]) -> None:
+    alone = told(await run(folder, *SOLO, *form, solo=True))
     for way, overrides in WAYS.items():
-        assert told(await run(tiny(family), *FORMATS[form], *overrides)) == alone, way
+        assert told(await run(folder, *form, *overrides)) == alone, way
 
 
-async def test_long_contexts_are_split_over_threads_with_the_same_result(tiny: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("form", [FORMATS["bf16"], INT8_KV])
+async def test_long_contexts_are_split_over_threads_with_the_same_result(
+    form: tuple[str, ...], tiny: Callable[[str], Path]
+) -> None:
     ids = random.Random(5).choices(range(6, 330), k=1500)
     answers = []
     for overrides in (("executor.num_threads=1",), ("executor.num_threads=2",), ("prefill.chunk_size=100",)):
-        fixed = (f"model.source={tiny('llama')}", *NATIVE, *FORMATS["bf16"], "cache.num_blocks=256")
+        fixed = (f"model.source={tiny('llama')}", *NATIVE, *form, "cache.num_blocks=256")
         async with running(*fixed, *overrides) as pipeline:
             asked = [call("r", ids, 40, temperature=0.0, ignore_eos=True, logprobs=1)]
             answers.append(told(await pipeline.answer_all(asked)))
@@ -118,3 +130,21 @@ async def test_steps_that_are_begun_ahead_change_no_answer(family: str, tiny: Ca
                 await pipeline.assert_whole()
             expected = expected or found
             assert found == expected, (overlap, way)
+
+
+async def test_a_pool_of_the_same_memory_holds_more_tokens_in_int8(tiny: Callable[[str], Path]) -> None:
+    found = {}
+    for form in (FORMATS["bf16"], INT8_KV):
+        fixed = (f"model.source={tiny('qwen3')}", *NATIVE, *form, "cache.memory=400KiB")
+        async with running(*fixed) as pipeline:
+            assert pipeline.engine._pipeline.executor is not None
+            assert len((await pipeline.answer_all([call("r", [6, 7, 8], 40, ignore_eos=True)]))[0].choices) == 1
+            found[form] = (
+                pipeline.engine._pipeline.executor.kv_bytes_per_block(),
+                pipeline.engine._pipeline.cache.num_blocks,
+            )
+    layers, kv_heads, dim = 2, 3, 48
+    assert found[FORMATS["bf16"]][0] == layers * kv_heads * 2 * 16 * dim * 2
+    assert found[INT8_KV][0] == layers * kv_heads * (2 * 16 * dim + 128)
+    assert all(num_blocks == 400 * 1024 // size for size, num_blocks in found.values())
+    assert found[INT8_KV][1] > 1.8 * found[FORMATS["bf16"]][1]

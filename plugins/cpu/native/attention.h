@@ -4,6 +4,10 @@
 // dimensions, the pairs of all 16 tokens (float32: for each dimension, 16 numbers). Values: for each pair of tokens, all
 // dimensions of both, interleaved (float32: token after token). So neither product needs sums across a register.
 //
+// In int8 it is [num_blocks * block_size / 16, num_kv_heads, 128 + 2 * 16 * head_dim] bytes: float32 scales of the 16 keys, then of
+// the 16 values; the keys, each four dimensions of all tokens, as bytes above 128; the values, token after token. Keys are
+// multiplied with queries of 16 bits, exactly, which is finer than bfloat16; values with float32.
+//
 // The keys of a row are taken in chunks at multiples of 256 positions. Each chunk has its own maximum and sum, and chunks are
 // joined in order (online softmax; Milakov and Gimelshein 2018, arXiv:1805.02867; split as in Flash-Decoding, Dao et al. 2023). So
 // a row's result depends neither on the rows beside it nor on which thread had which chunk.
@@ -17,21 +21,90 @@ constexpr int CHUNK = 256;   // positions
 constexpr int MOST_ROWS = 12;  // query heads at once
 constexpr float MASKED = -1e30f;
 
-struct BfloatCache {
+// Of a cache whose numbers stand for themselves. `PACK` numbers of a key lie side by side in four bytes, `TOKENS` of a value.
+struct PlainCache {
+  typedef int32_t Query;  // what a row has for the numbers that lie side by side
+  typedef F16 Sum;
+  typedef I16 Values;  // 16 dimensions of TOKENS tokens
+  static constexpr bool SCALED = false;
+  static constexpr int HEAD_BYTES = 0;  // before the keys of 16 tokens
+  static constexpr int EXTRA = 0;       // entries behind a row's query
+  INLINE Values values(const void* from) { return load<I16>(from); }
+  INLINE F16 scores(Sum sum, const Query*, const float*) { return sum; }
+};
+struct BfloatCache : PlainCache {
   typedef uint16_t Element;
-  static constexpr int PACK = 2;  // numbers in four bytes
+  typedef uint16_t Weight;
+  static constexpr int PACK = 2, TOKENS = 2;
   INLINE F16 product(F16 acc, I16 numbers, int32_t unit) { return dot2(acc, numbers, unit); }
   INLINE void pack(Element* to, F16 value) { store_bf16(to, value); }
 };
-struct FloatCache {
+struct FloatCache : PlainCache {
   typedef float Element;
-  static constexpr int PACK = 1;
-  INLINE F16 product(F16 acc, I16 numbers, int32_t unit) {
-    float value;
-    memcpy(&value, &unit, 4);
-    return as_float(numbers) * value + acc;
-  }
+  typedef float Weight;
+  static constexpr int PACK = 1, TOKENS = 1;
+  INLINE F16 product(F16 acc, I16 numbers, int32_t unit) { return as_float(numbers) * four_bytes_as_float(unit) + acc; }
   INLINE void pack(Element* to, F16 value) { store(to, value); }
+};
+
+// Integers up to `limit` and what they are multiples of; that is NaN, and they are 0, where a number is infinite or none.
+struct Rounding {
+  float inverse, scale;
+  bool finite;
+  Rounding(const float* from, int count, float factor, float limit) {
+    F16 most = zeros(), check = zeros();
+    for (int i = 0; i < count; i += 16) {
+      F16 value = load<F16>(from + i) * factor;
+      most = max(max(value, -value), most);
+      check = value * 0.0f + check;
+    }
+    float peak = largest(most);
+    finite = sum(check) == 0.0f;
+    inverse = finite && peak > 1e-30f ? limit / peak : 0.0f;
+    scale = finite ? peak / limit : NAN;
+  }
+  MEMBER I16 of(F16 value) const { return finite ? __builtin_convertvector(rounded(value * inverse), I16) : I16{}; }
+};
+
+struct Int8Cache {
+  typedef uint8_t Element;
+  typedef float Weight;
+  typedef int64_t Query;
+  typedef WordSum Sum;
+  typedef F16 Values;
+  static constexpr bool SCALED = true;
+  static constexpr int PACK = 4, TOKENS = 1, HEAD_BYTES = 2 * SUB * 4, EXTRA = 1;
+  static constexpr float MOST_QUERY = 127 * 256 + 127;  // two signed bytes; its products with bytes fit 32 bits up to 512 dimensions
+
+  INLINE Sum product(Sum acc, I16 numbers, const Query& unit) { return dot4_words(acc, numbers, &unit); }
+  INLINE F16 product(F16 acc, F16 numbers, int32_t unit) { return numbers * four_bytes_as_float(unit) + acc; }
+  INLINE Values values(const void* from) { return widen(load<B16>(from)); }
+
+  // `extra`: of the row, its scale and what the 128 that each byte of a key is too large sum up to.
+  INLINE F16 scores(Sum sum, const Query* extra, const float* key_scales) {
+    float scale = four_bytes_as_float(four_bytes(extra));
+    I16 found = (I16)(total(sum) - (uint32_t)four_bytes((const char*)extra + 4));
+    return to_float(found) * (load<F16>(key_scales) * scale);
+  }
+
+  static float pack_numbers(Element* to, const float* from, int count, int above) {
+    Rounding rounding(from, count, 1.0f, 127.0f);
+    for (int i = 0; i < count; i += 16) store(to + i, __builtin_convertvector(rounding.of(load<F16>(from + i)) + above, B16));
+    return rounding.scale;
+  }
+
+  static void pack_query(Query* to, const float* from, int dim, float factor) {
+    Rounding rounding(from, dim, factor, MOST_QUERY);
+    int32_t total = 0;
+    for (int i = 0; i < dim; i += 16) {
+      I16 numbers = rounding.of(load<F16>(from + i) * factor);
+      total += sum(numbers);
+      UNROLL for (int j = 0; j < 16; j += 4) *to++ = four_words(numbers[j], numbers[j + 1], numbers[j + 2], numbers[j + 3]);
+    }
+    total *= 128;
+    memcpy(to, &rounding.scale, 4);
+    memcpy((char*)to + 4, &total, 4);
+  }
 };
 
 struct Heads {
@@ -53,7 +126,35 @@ struct Pages {
 
 template <class Cache>
 INLINE typename Cache::Element* keys_of(void* cache, const Heads& heads, int64_t sub, int kv_head) {
-  return (typename Cache::Element*)cache + (sub * heads.num_kv_heads + kv_head) * 2 * SUB * heads.head_dim;
+  const int64_t bytes = Cache::HEAD_BYTES + 2 * SUB * heads.head_dim * sizeof(typename Cache::Element);
+  return (typename Cache::Element*)((char*)cache + (sub * heads.num_kv_heads + kv_head) * bytes + Cache::HEAD_BYTES);
+}
+
+// Of the keys [16] and then of the values [16] of a block.
+template <class Cache>
+INLINE float* scales_of(const typename Cache::Element* keys) {
+  return (float*)((char*)keys - Cache::HEAD_BYTES);
+}
+
+// `dim` numbers of one token; returns their scale.
+template <class Cache>
+INLINE float pack_numbers(typename Cache::Element* to, const float* from, int dim, int above) {
+  if constexpr (Cache::SCALED) {
+    return Cache::pack_numbers(to, from, dim, above);
+  } else {
+    for (int i = 0; i < dim; i += 16) Cache::pack(to + i, load<F16>(from + i));
+    return 1.0f;
+  }
+}
+
+// One row times `factor`: `dim / PACK + EXTRA` entries.
+template <class Cache>
+INLINE void pack_query(typename Cache::Query* to, const float* from, int dim, float factor) {
+  if constexpr (Cache::SCALED) {
+    Cache::pack_query(to, from, dim, factor);
+  } else {
+    for (int i = 0; i < dim; i += 16) Cache::pack((typename Cache::Element*)to + i, load<F16>(from + i) * factor);
+  }
 }
 
 // `key` and `value` [head_dim] of one token, to slot `slot` (position within all blocks).
@@ -64,11 +165,12 @@ static void write_kv(void* cache, const Heads& heads, int64_t slot, int kv_head,
   Element* keys = keys_of<Cache>(cache, heads, slot / SUB, kv_head);
   Element* values = keys + SUB * dim;
   alignas(64) Element packed[512];
-  for (int i = 0; i < dim; i += 16) Cache::pack(packed + i, load<F16>(key + i));
+  float key_scale = pack_numbers<Cache>(packed, key, dim, 128);
   for (int i = 0; i < dim; i += Cache::PACK) memcpy(keys + i * SUB + lane * Cache::PACK, packed + i, 4);
-  for (int i = 0; i < dim; i += 16) Cache::pack(packed + i, load<F16>(value + i));
-  Element* to = values + lane / Cache::PACK * Cache::PACK * dim + lane % Cache::PACK;
-  for (int i = 0; i < dim; i++) to[i * Cache::PACK] = packed[i];
+  float value_scale = pack_numbers<Cache>(packed, value, dim, 0);
+  Element* to = values + lane / Cache::TOKENS * Cache::TOKENS * dim + lane % Cache::TOKENS;
+  for (int i = 0; i < dim; i++) to[i * Cache::TOKENS] = packed[i];
+  if constexpr (Cache::SCALED) scales_of<Cache>(keys)[lane] = key_scale, scales_of<Cache>(keys)[SUB + lane] = value_scale;
 }
 
 // Up to a few tokens of one request, with the query heads of one kv head: `count * ratio` rows.
@@ -94,15 +196,19 @@ INLINE void merge_row(float* most, float* total, float* values, float other_most
 }
 
 struct AttentionScratch {
-  int32_t* queries;  // [rows, head_dim * element / 4] packed
-  float* scores;     // [rows, CHUNK]
-  void* weights;     // [rows, CHUNK] elements
-  void* tail;        // [16, head_dim] elements: the values of a block whose end belongs to nobody yet
+  void* queries;   // [rows, head_dim / PACK + EXTRA] packed
+  float* scores;   // [rows, CHUNK]
+  void* weights;   // [rows, CHUNK]
+  void* tail;      // [16, head_dim] elements: the values of a block whose end belongs to nobody yet
+  float* scales;   // [CHUNK] of values
 };
 
 template <class Cache>
 struct ChunkWork {
   typedef typename Cache::Element Element;
+  typedef typename Cache::Weight Weight;
+  typedef typename Cache::Query Query;
+  typedef typename Cache::Sum Sum;
   const Heads& heads;
   const Pages& pages;
   const Tile& tile;
@@ -120,24 +226,28 @@ struct ChunkWork {
   template <int R, int BLOCKS>
   MEMBER void score(int row, int64_t sub) const {
     const Element *from[BLOCKS], *next[BLOCKS];
-    F16 acc[BLOCKS][R];
+    Sum acc[BLOCKS][R];
     UNROLL for (int b = 0; b < BLOCKS; b++) {
       from[b] = keys(sub + b);
       next[b] = keys(std::min(sub + b + BLOCKS, last_key / SUB));
-      UNROLL for (int r = 0; r < R; r++) acc[b][r] = zeros();
+      if constexpr (Cache::SCALED) prefetch(scales_of<Cache>(next[b])), prefetch(scales_of<Cache>(next[b]) + SUB);
+      UNROLL for (int r = 0; r < R; r++) acc[b][r] = Sum{};
     }
-    const int32_t* query = scratch.queries + (int64_t)row * units();
+    const int stride = units() + Cache::EXTRA;
+    const Query* query = (const Query*)scratch.queries + (int64_t)row * stride;
     for (int u = 0; u < units(); u++) {
       UNROLL for (int b = 0; b < BLOCKS; b++) {
         I16 numbers = load<I16>(from[b] + u * SUB * Cache::PACK);
         prefetch(next[b] + u * SUB * Cache::PACK);                         // the keys that come next
         prefetch(from[b] + SUB * heads.head_dim + u * SUB * Cache::PACK);      // and the values of these
-        UNROLL for (int r = 0; r < R; r++) acc[b][r] = Cache::product(acc[b][r], numbers, query[r * units() + u]);
+        UNROLL for (int r = 0; r < R; r++) acc[b][r] = Cache::product(acc[b][r], numbers, query[r * stride + u]);
       }
     }
     UNROLL for (int b = 0; b < BLOCKS; b++) {
+      const float* scales = scales_of<Cache>(from[b]);
+      if constexpr (Cache::SCALED) store(scratch.scales + ((sub + b) * SUB - start), load<F16>(scales + SUB));
       UNROLL for (int r = 0; r < R; r++) {
-        F16 found = acc[b][r];
+        F16 found = Cache::scores(acc[b][r], query + r * stride + units(), scales);
         if (heads.softcap != 0.0f) found = tanh(found / heads.softcap) * heads.softcap;
         found = visible(row + r, sub + b, found);
         store(scratch.scores + (int64_t)(row + r) * CHUNK + ((sub + b) * SUB - start), found);
@@ -154,10 +264,10 @@ struct ChunkWork {
     return hidden ? all(MASKED) : scores;
   }
 
-  // Weights of one row from its scores: to `scratch.weights`, with their maximum and sum.
+  // Weights of one row from its scores: to `scratch.weights`, with their maximum and sum. The scales of values go into them.
   MEMBER void soften(int row, int64_t first_sub, int64_t last_sub, float* most, float* total) const {
     const float* scores = scratch.scores + (int64_t)row * CHUNK - start;
-    Element* weights = (Element*)scratch.weights + (int64_t)row * CHUNK - start;
+    Weight* weights = (Weight*)scratch.weights + (int64_t)row * CHUNK - start;
     F16 peak = all(MASKED), sums = zeros();
     for (int64_t sub = first_sub; sub <= last_sub; sub++) peak = max(load<F16>(scores + sub * SUB), peak);
     *most = largest(peak);
@@ -165,7 +275,11 @@ struct ChunkWork {
       F16 score = load<F16>(scores + sub * SUB);
       F16 weight = score <= all(MASKED) ? zeros() : exp(score - *most);
       sums += weight;
-      Cache::pack(weights + sub * SUB, weight);
+      if constexpr (Cache::SCALED) {  // that of a token that is not seen may be anything, also NaN
+        store(weights + sub * SUB, score <= all(MASKED) ? zeros() : weight * load<F16>(scratch.scales + (sub * SUB - start)));
+      } else {
+        Cache::pack(weights + sub * SUB, weight);
+      }
     }
     *total = sum(sums);
   }
@@ -174,14 +288,14 @@ struct ChunkWork {
   MEMBER void weigh(int row, int64_t first_sub, int64_t last_sub, int column, float* out) const {
     F16 acc[R][WIDTH];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < WIDTH; v++) acc[r][v] = zeros();
-    const char* weights = (const char*)((const Element*)scratch.weights + (int64_t)row * CHUNK - start);
+    const char* weights = (const char*)((const Weight*)scratch.weights + (int64_t)row * CHUNK - start);
     for (int64_t sub = first_sub; sub <= last_sub; sub++) {
-      const Element* from = values(sub) + column * Cache::PACK;
-      for (int u = 0; u < SUB / Cache::PACK; u++, from += heads.head_dim * Cache::PACK) {
-        I16 numbers[WIDTH];
-        UNROLL for (int v = 0; v < WIDTH; v++) numbers[v] = load<I16>(from + v * 16 * Cache::PACK);
+      const Element* from = values(sub) + column * Cache::TOKENS;
+      for (int u = 0; u < SUB / Cache::TOKENS; u++, from += heads.head_dim * Cache::TOKENS) {
+        typename Cache::Values numbers[WIDTH];
+        UNROLL for (int v = 0; v < WIDTH; v++) numbers[v] = Cache::values(from + v * 16 * Cache::TOKENS);
         UNROLL for (int r = 0; r < R; r++) {
-          int32_t unit = four_bytes(weights + ((int64_t)r * CHUNK + sub * SUB) * sizeof(Element) + u * 4);
+          int32_t unit = four_bytes(weights + ((int64_t)r * CHUNK + sub * SUB) * sizeof(Weight) + u * 4);
           UNROLL for (int v = 0; v < WIDTH; v++) acc[r][v] = Cache::product(acc[r][v], numbers[v], unit);
         }
       }
@@ -191,24 +305,24 @@ struct ChunkWork {
     }
   }
 
-  // What lies behind the last token may be anything, also NaN, which a weight of zero does not hide.
+  // What lies behind the last token may be anything, also NaN, which a weight of zero does not hide. Integers it does.
   const Element* values(int64_t sub) const {
-    if ((sub + 1) * SUB > last_key + 1) return (const Element*)scratch.tail;
+    if (!Cache::SCALED && (sub + 1) * SUB > last_key + 1) return (const Element*)scratch.tail;
     return keys(sub) + SUB * heads.head_dim;
   }
 
   void make_tail() const {
     int64_t sub = last_key / SUB;
     int known = last_key % SUB + 1;
-    if (known == SUB) return;
+    if (Cache::SCALED || known == SUB) return;
     const Element* from = keys(sub) + SUB * heads.head_dim;
     Element* to = (Element*)scratch.tail;
     const int dim = heads.head_dim;
-    int whole = known / Cache::PACK * Cache::PACK;
+    int whole = known / Cache::TOKENS * Cache::TOKENS;
     memcpy(to, from, (size_t)whole * dim * sizeof(Element));
     memset(to + whole * dim, 0, (size_t)(SUB - whole) * dim * sizeof(Element));
     if (whole < known) {
-      for (int i = 0; i < dim; i++) to[whole * dim + i * Cache::PACK] = from[whole * dim + i * Cache::PACK];
+      for (int i = 0; i < dim; i++) to[whole * dim + i * Cache::TOKENS] = from[whole * dim + i * Cache::TOKENS];
     }
   }
 

@@ -73,7 +73,7 @@ struct Best {
 };
 
 struct Worker {
-  Memory bytes, factors, products, row, queries, scores, weights, tail, partials, other, best;
+  Memory bytes, factors, products, row, queries, scores, weights, tail, scales, partials, other, best;
 };
 
 constexpr int ROWS_AT_ONCE = 72;    // of activations that one tile of weights is used for, and that stay in cache
@@ -87,7 +87,7 @@ class Program {
         matrices_(model.matrices, model.matrices + model.num_matrices),
         ropes_(model.ropes, model.ropes + model.num_ropes),
         shapes_(model.buffers, model.buffers + model.num_buffers),
-        float_cache_(model.cache_format == FLOAT32),
+        cache_format_((int32_t)model.cache_format),
         floats_(model.num_buffers),
         rows_(model.num_buffers),
         cosines_(model.num_ropes),
@@ -198,7 +198,9 @@ class Program {
       case LINEAR: return linear(op, thread, round);
       case GATED: return gated(op, thread, round);
       case ATTENTION:
-        return float_cache_ ? attention<FloatCache>(op, thread, round) : attention<BfloatCache>(op, thread, round);
+        if (cache_format_ == FLOAT32) return attention<FloatCache>(op, thread, round);
+        if (cache_format_ == INT8) return attention<Int8Cache>(op, thread, round);
+        return attention<BfloatCache>(op, thread, round);
       case NORM_ADD: return norm_add(op, thread, round);
       case CONVERT: return convert(op, thread, round);
       case LOGITS: return logits(op, thread, round);
@@ -487,20 +489,20 @@ class Program {
     size_t rows = std::max(MOST_ROWS, op.heads.ratio()), dim = op.heads.head_dim;
     Worker& worker = workers_[thread];
     return {worker.queries.array<int32_t>(rows * dim), worker.scores.array<float>(rows * CHUNK),
-            worker.weights.array<float>(rows * CHUNK), worker.tail.array<float>(SUB * dim)};
+            worker.weights.array<float>(rows * CHUNK), worker.tail.array<float>(SUB * dim), worker.scales.array<float>(CHUNK)};
   }
 
   template <class Cache>
   void pack_queries(const Op& op, const Tile& tile, int kv_head, const AttentionScratch& room) {
-    typedef typename Cache::Element Element;
     const Heads& heads = op.heads;
+    const int stride = heads.head_dim / Cache::PACK + Cache::EXTRA;
     alignas(64) float turning[512];
-    Element* to = (Element*)room.queries;
+    typename Cache::Query* to = (typename Cache::Query*)room.queries;
     for (int c = 0; c < tile.count; c++) {
-      for (int j = 0; j < heads.ratio(); j++, to += heads.head_dim) {
+      for (int j = 0; j < heads.ratio(); j++, to += stride) {
         const float* from = floats_[op.source].row(tile.row + c) + (kv_head * heads.ratio() + j) * heads.head_dim;
         const float* query = turned(op, from, op.weight, tile.row + c, turning);
-        for (int i = 0; i < heads.head_dim; i += 16) Cache::pack(to + i, load<F16>(query + i) * heads.scale);
+        pack_query<Cache>(to, query, heads.head_dim, heads.scale);
       }
     }
   }
@@ -622,7 +624,7 @@ class Program {
   const std::vector<Matrix> matrices_;
   const std::vector<Rope> ropes_;
   const std::vector<Buffer> shapes_;
-  const bool float_cache_;
+  const int32_t cache_format_;
   std::vector<FloatBuffer> floats_;
   std::vector<RowsBuffer> rows_;
   std::vector<Memory> cosines_;

@@ -71,7 +71,7 @@ struct Model {
   const Matrix* matrices;
   const Rope* ropes;
   Team* team;
-  int64_t cache_format;  // FLOAT32 or BFLOAT16
+  int64_t cache_format;  // FLOAT32, BFLOAT16 or INT8
 };
 
 }  // namespace nonet

@@ -106,6 +106,19 @@ INLINE float widen(uint16_t value) {
   return found;
 }
 
+// int8 -> float32
+INLINE F16 widen(B16 value) {
+#if defined(__AVX512F__)
+  return to_float((I16)_mm512_cvtepi8_epi32((__m128i)value));
+#elif defined(__AVX2__)
+  const __m128i bytes = (__m128i)value;
+  const __m256i halves[2] = {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+  return to_float(load<I16>(halves));
+#else
+  return to_float(__builtin_convertvector(value, I16));
+#endif
+}
+
 // float16 -> float32
 INLINE F16 load_half(const uint16_t* from) {
 #if defined(__AVX512F__)
@@ -127,6 +140,7 @@ INLINE float half_to_float(uint16_t value) {
 }
 
 INLINE int32_t four_bytes(const void* from) { return load<int32_t>(from); }
+INLINE float four_bytes_as_float(int32_t bytes) { return load<float>(&bytes); }
 
 // acc[i] += a.low * b[i].low + a.high * b[i].high: `pairs` are 16 pairs of bfloat16, `pair` one pair for all of them.
 INLINE F16 dot2(F16 acc, I16 pairs, int32_t pair) {
@@ -166,6 +180,58 @@ INLINE I16 dot4(I16 acc, I16 bytes, int32_t four) {
 #endif
 #endif
 }
+
+// Four numbers of 16 bits (at most 127 * 256 + 127) as `dot4_words` takes them.
+INLINE int64_t four_words(int32_t a, int32_t b, int32_t c, int32_t d) {
+#if defined(__AVX512VNNI__)
+  const int32_t words[4] = {a, b, c, d};
+  int8_t halves[8];  // four high ones, then four low ones, which are signed, too
+  UNROLL for (int i = 0; i < 4; i++) {
+    halves[4 + i] = (int8_t)words[i];
+    halves[i] = (int8_t)((words[i] - halves[4 + i]) >> 8);
+  }
+  return load<int64_t>(halves);
+#else
+  const int16_t words[4] = {(int16_t)a, (int16_t)c, (int16_t)b, (int16_t)d};
+  return load<int64_t>(words);
+#endif
+}
+
+// acc[i] += sum over j of unsigned[i][j] * words[j], as `dot4` with numbers of 16 bits. Exact where the sum fits 32 bits: what is
+// on the way may overflow.
+#if defined(__AVX512VNNI__)
+struct WordSum {
+  I16 high, low;
+};
+INLINE WordSum dot4_words(WordSum acc, I16 bytes, const int64_t* four) {
+  return {dot4(acc.high, bytes, four_bytes(four)), dot4(acc.low, bytes, four_bytes((const char*)four + 4))};
+}
+INLINE U16 total(WordSum acc) { return ((U16)acc.high << 8) + (U16)acc.low; }
+#else
+typedef U16 WordSum;
+INLINE WordSum dot4_words(WordSum acc, I16 bytes, const int64_t* four) {
+#if defined(__AVX2__)
+  const __m256i even = _mm256_set1_epi32(four_bytes(four)), odd = _mm256_set1_epi32(four_bytes((const char*)four + 4));
+  const __m256i low = _mm256_set1_epi32(0x00ff00ff);
+  __m256i halves[2], sums[2];
+  memcpy(halves, &bytes, 64);
+  memcpy(sums, &acc, 64);
+  UNROLL for (int i = 0; i < 2; i++) {
+    sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_and_si256(halves[i], low), even));
+    sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_srli_epi16(halves[i], 8), odd));
+  }
+  memcpy(&acc, sums, 64);
+  return acc;
+#else
+  int16_t words[4];
+  memcpy(words, four, 8);
+  const U16 all_bytes = (U16)bytes;
+  acc += (all_bytes & 0xff) * (uint32_t)(int32_t)words[0] + ((all_bytes >> 8) & 0xff) * (uint32_t)(int32_t)words[2];
+  return acc + ((all_bytes >> 16) & 0xff) * (uint32_t)(int32_t)words[1] + (all_bytes >> 24) * (uint32_t)(int32_t)words[3];
+#endif
+}
+INLINE U16 total(WordSum acc) { return acc; }
+#endif
 
 INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
 
