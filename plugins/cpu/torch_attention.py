@@ -106,8 +106,8 @@ class Int8Blocks:
     def __init__(self, kv_cache: Tensor, spec: AttentionSpec):
         heads, dim = spec.num_kv_heads, spec.head_dim
         pieces = kv_cache.view(torch.uint8).view(-1, heads, HEAD_BYTES + 2 * SUB * dim)
-        scales, keys, values = pieces.split((HEAD_BYTES, SUB * dim, SUB * dim), 2)
-        self._scales = scales.view(torch.float32).view(-1, heads, 2, SUB)
+        keys, values = pieces[..., HEAD_BYTES : HEAD_BYTES + SUB * dim], pieces[..., HEAD_BYTES + SUB * dim :]
+        self._scales = pieces[..., :HEAD_BYTES].view(torch.float32).view(-1, heads, 2, SUB)
         self._keys = keys.view(-1, heads, dim // 4, SUB, 4)  # number + 128
         self._values = values.view(torch.int8).view(-1, heads, SUB, dim)
 

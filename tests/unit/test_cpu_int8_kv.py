@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,6 +15,7 @@ from plugins.cpu import attention, library
 from plugins.cpu.attention import CpuPaged, bytes_per_token, cache_format
 from plugins.cpu.library import NoNativeCodeError
 from plugins.cpu.records import SUB, Format
+from plugins.cpu.settings import Instructions
 from plugins.cpu.torch_attention import Int8Blocks, rounded_heads
 
 CONTEXT = AttentionContext(torch.device("cpu"), torch.float32, 16)
@@ -30,10 +31,10 @@ SPECS = {
     "both": AttentionSpec(0, 5, 1, 32, 0.3, softcap=3.0, sliding_window=300),
 }
 LENGTHS = ((0, 19), (40, 1), (290, 4), (37, 26), (600, 1), (15, 1))
-INSTRUCTIONS = ("auto", "avx512", "avx2", "portable")
+INSTRUCTIONS: tuple[Instructions, ...] = ("auto", "avx512", "avx2", "portable")
 
 
-def native(instructions: str = "auto", context: AttentionContext = CONTEXT) -> CpuPaged:
+def native(instructions: Instructions = "auto", context: AttentionContext = CONTEXT) -> CpuPaged:
     try:
         library.load(instructions)
     except NoNativeCodeError as error:
@@ -72,7 +73,7 @@ def slots_of(made: Sequences, request: int) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 @pytest.mark.parametrize("name", SPECS)
-def test_equals_the_slow_twin(name: str, instructions: str, dtype: torch.dtype) -> None:
+def test_equals_the_slow_twin(name: str, instructions: Instructions, dtype: torch.dtype) -> None:
     spec, context = SPECS[name], replace(CONTEXT, dtype=dtype)
     made = make_sequences(spec, LENGTHS, context)
     found, cache = run(native(instructions, context), spec, made, context=context)
@@ -90,7 +91,7 @@ def test_equals_the_slow_twin(name: str, instructions: str, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("make", [native, twin])
 @pytest.mark.parametrize("name", SPECS)
-def test_is_near_what_no_rounding_gives(name: str, make: type[CpuPaged]) -> None:
+def test_is_near_what_no_rounding_gives(name: str, make: Callable[[], CpuPaged]) -> None:
     spec = SPECS[name]
     made = make_sequences(spec, ((0, 40), (290, 1)), CONTEXT)
     for index, out in enumerate(run(make(), spec, made)[0]):
@@ -100,7 +101,7 @@ def test_is_near_what_no_rounding_gives(name: str, make: type[CpuPaged]) -> None
 
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 @pytest.mark.parametrize("name", SPECS)
-def test_a_row_has_the_same_bits_alone_and_in_any_chunk(name: str, instructions: str) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_any_chunk(name: str, instructions: Instructions) -> None:
     spec, backend = SPECS[name], native(instructions)
     made = make_sequences(spec, LENGTHS, CONTEXT)
     together, _ = run(backend, spec, made)
@@ -111,24 +112,18 @@ def test_a_row_has_the_same_bits_alone_and_in_any_chunk(name: str, instructions:
         assert torch.equal(run(backend, spec, made.only(index))[0][0], expected)
 
 
-def spoilt(made: Sequences, part: Sequence[Tensor], request: int, position: int, number: float) -> Tensor:
-    found = part[request].clone()
-    found[position, 0, 3] = number
-    return found
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("which", ["k", "v"])
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 def test_what_is_no_number_shows_where_it_is_seen_and_nowhere_else(
-    instructions: str, which: str, number: float
+    instructions: Instructions, which: str, number: float
 ) -> None:
     spec, backend = SPECS["window"], native(instructions)
     made = make_sequences(spec, ((0, 60), (0, 60)), CONTEXT)
     clean, _ = run(backend, spec, made)
-    parts = list(getattr(made, which))
-    parts[1] = spoilt(made, parts, 1, 30, number)
-    out, _ = run(backend, spec, replace(made, **{which: tuple(parts)}))
+    k, v = made.k[1].clone(), made.v[1].clone()
+    (k if which == "k" else v)[30, 0, 3] = number
+    out, _ = run(backend, spec, replace(made, k=(made.k[0], k), v=(made.v[0], v)))
     assert torch.equal(out[0], clean[0])
     ratio, window = spec.num_heads // spec.num_kv_heads, spec.sliding_window or 0
     seen = torch.zeros(60, spec.num_heads, dtype=torch.bool)
@@ -138,7 +133,7 @@ def test_what_is_no_number_shows_where_it_is_seen_and_nowhere_else(
 
 
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
-def test_a_query_that_is_no_number_stays_alone(instructions: str) -> None:
+def test_a_query_that_is_no_number_stays_alone(instructions: Instructions) -> None:
     spec, backend = SPECS["three to one"], native(instructions)
     made = make_sequences(spec, ((0, 20),), CONTEXT)
     clean, _ = run(backend, spec, made)
@@ -151,7 +146,7 @@ def test_a_query_that_is_no_number_stays_alone(instructions: str) -> None:
 
 
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
-def test_sums_of_the_largest_numbers_fit(instructions: str) -> None:
+def test_sums_of_the_largest_numbers_fit(instructions: Instructions) -> None:
     """512 products of 127 and of the largest query, of either sign."""
     spec = AttentionSpec(0, 2, 1, 512, 1.0 / 512)
     ones = torch.ones(20, 1, 512)
