@@ -27,7 +27,7 @@ from core.model.file_cache import default_cache_dir
 from core.model.interface import Linear, ModelContext
 from core.model.loader import Loader, WeightPart
 from core.model.spec import ModelFiles
-from plugins.cpu import packing
+from plugins.cpu import packing, quant
 from plugins.cpu.library import Library
 from plugins.cpu.packing import PackedMatrix
 from plugins.cpu.quant import PackedLinear
@@ -46,7 +46,7 @@ DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.u
 def weight_path(context: ModelContext, arch: Architecture) -> Path:
     """Where the packed weights of this model, these formats and this code lie."""
     depends_on = (
-        Path(packing.__file__).read_bytes(),
+        *(Path(str(module.__file__)).read_bytes() for module in (packing, quant)),
         _identity(context.spec.files),
         repr(arch),
         str(context.dtype),
