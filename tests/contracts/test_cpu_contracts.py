@@ -231,6 +231,14 @@ class TestCpuModelWithoutCompiler(TestCpuGemma3):
             return super().make_model(spec)
 
 
+class TestCpuModelInt8WithoutCompiler(TestCpuGemma3Int8):
+    native = False
+
+    def make_model(self, spec: ModelSpec) -> tuple[CpuModel, CpuPaged, NamedFloat32]:
+        with without_compiler():
+            return super().make_model(spec)
+
+
 class TestCpuModelAvx2(TestCpuGemma3):
     instructions = "avx2"
 

@@ -5,7 +5,7 @@ and with quantized weights, where other engines' answers depend on the batch.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "blocks of 32": ("cache.block_size=32",),
     "preempted": ("cache.num_blocks=18", "prefill.chunk_size=7"),
 }
+SWAPPED = (*WAYS["preempted"], "cache.num_swap_blocks=40", "cache.swap_checksums=true", "scheduler.preemption=swap")
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,8 @@ async def run(folder: Path, *overrides: str, solo: bool = False) -> list[Answere
         assert pipeline.engine._pipeline.executor is not None
         answers = await (pipeline.answer_each(workload()) if solo else pipeline.answer_all(workload()))
         await pipeline.assert_whole()
+        if overrides[-len(SWAPPED) :] == SWAPPED:
+            assert sum(step.num_swapped_in_blocks for step in pipeline.steps) > 0
     return answers
 
 
@@ -83,12 +86,14 @@ async def test_answers_are_the_same_to_the_last_bit(family: str, form: str, tiny
 
 
 async def test_answers_with_keys_and_values_in_int8_are_too(tiny: Callable[[str], Path]) -> None:
-    await assert_same_in_all_ways(tiny("gemma3_text"), INT8_KV)
+    await assert_same_in_all_ways(tiny("gemma3_text"), INT8_KV, {**WAYS, "swapped": SWAPPED})
 
 
-async def assert_same_in_all_ways(folder: Path, form: tuple[str, ...]) -> None:
+async def assert_same_in_all_ways(
+    folder: Path, form: tuple[str, ...], ways: Mapping[str, tuple[str, ...]] = WAYS
+) -> None:
     alone = told(await run(folder, *SOLO, *form, solo=True))
-    for way, overrides in WAYS.items():
+    for way, overrides in ways.items():
         assert told(await run(folder, *form, *overrides)) == alone, way
 
 

@@ -6,7 +6,7 @@
 //
 // In int8 it is [num_blocks * block_size / 16, num_kv_heads, 128 + 2 * 16 * head_dim] bytes: float32 scales of the 16 keys, then of
 // the 16 values; the keys, each four dimensions of all tokens, as bytes above 128; the values, token after token. Keys are
-// multiplied with queries of 16 bits, exactly, which is finer than bfloat16; values with float32.
+// multiplied, exactly, with queries of 16 bits of a row's largest number; values with weights in float32.
 //
 // The keys of a row are taken in chunks at multiples of 256 positions. Each chunk has its own maximum and sum, and chunks are
 // joined in order (online softmax; Milakov and Gimelshein 2018, arXiv:1805.02867; split as in Flash-Decoding, Dao et al. 2023). So
