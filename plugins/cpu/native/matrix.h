@@ -58,7 +58,7 @@ INLINE void quantize_group(const float* from, int8_t* to, float* scale, int32_t*
   I16 first = __builtin_convertvector(rounded(a * inverse), I16), second = __builtin_convertvector(rounded(b * inverse), I16);
   store(to, __builtin_convertvector(first, B16));
   store(to + 16, __builtin_convertvector(second, B16));
-  *scale = most == most ? most / 127.0f : most;  // NaN stays NaN
+  *scale = has_nan(a, b) ? NAN : most / 127.0f;  // NaN stays NaN, which a maximum may lose
   *total = -128 * sum(first + second);
 }
 

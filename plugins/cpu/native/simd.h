@@ -56,6 +56,16 @@ INLINE float largest(F16 value) {
   return most;
 #endif
 }
+INLINE bool has_nan(F16 a, F16 b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q) != 0;
+#else
+  I16 found = (a != a) | (b != b);
+  int32_t any = 0;
+  UNROLL for (int i = 0; i < 16; i++) any |= found[i];
+  return any != 0;
+#endif
+}
 INLINE int32_t sum(I16 value) {
   int32_t total = 0;
   UNROLL for (int i = 0; i < 16; i++) total += value[i];
