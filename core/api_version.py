@@ -96,7 +96,7 @@ SINCE: Mapping[str, str] = MappingProxyType(
         "Model.own_threads": "1.4",
         "ArgmaxModel": "1.4",
         "ArgmaxSampler": "1.4",
-        "Model.roofline": "1.4",
+        "RooflineModel": "1.4",
         "AheadModel": "1.4",
         "Executor.roofline": "1.4",
     }

@@ -50,7 +50,7 @@ class BatchBuilder:
             group_tables = rows_of_tables.gather_groups(requests, table.shape[1])
         parts = _in_order(output.scheduled, indices)
         axes = _axes_of_decodes(parts) or _axes_of(parts)
-        slots = self._slots_of_decodes(parts, axes) if axes.only_decodes else self._slots(table, axes)
+        slots = self._slots_of_decodes(parts) if axes.only_decodes else self._slots(table, axes)
         rows = _Rows.of(parts, axes.query_start_loc.tolist())
         return ModelBatch(
             step=output.step,
@@ -77,7 +77,7 @@ class BatchBuilder:
         slots += offsets
         return slots
 
-    def _slots_of_decodes(self, parts: Sequence[ScheduledRequest], axes: _Axes) -> Int64Array:
+    def _slots_of_decodes(self, parts: Sequence[ScheduledRequest]) -> Int64Array:
         """The same, of the requests' own tables: so few numbers are made faster without arrays."""
         size = self._block_size
         slots = [part.request.block_table[part.start // size] * size + part.start % size for part in parts]

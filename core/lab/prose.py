@@ -13,6 +13,8 @@ import tarfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from core.errors import NonetError
+
 SDIST = "brotli"
 VERSION = "1.2.0"
 SHA256 = "e310f77e41941c13340a95976fe66a8a95b01e783d430eeaf7a2f87e0a57dd0a"
@@ -38,12 +40,14 @@ def passage(num_sentences: int, first: int = 0) -> str:
 
 
 def fetched_prose() -> str:
-    """By pip from the package index. Raises CalledProcessError where it cannot be had, or is not what it was."""
+    """By pip from the package index. Raises NonetError where it cannot be had, or is not what it was."""
     with TemporaryDirectory() as folder:
         wanted = Path(folder) / "requirements.txt"
         wanted.write_text(f"{SDIST}=={VERSION} --hash=sha256:{SHA256}\n", encoding="utf-8")
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", SDIST, "--require-hashes"]
-        subprocess.run([*pip, "--dest", folder, "-r", str(wanted)], check=True, capture_output=True, timeout=300)
+        done = subprocess.run([*pip, "--dest", folder, "-r", str(wanted)], capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise NonetError(f"the text {SDIST}=={VERSION} cannot be fetched: {done.stderr.strip()[-500:]}")
         return read_prose(next(Path(folder).glob("*.tar.gz")))
 
 

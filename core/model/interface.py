@@ -235,13 +235,6 @@ class Model(Protocol):
         """
         ...
 
-    def roofline(self) -> Roofline:
-        """What a step must move and compute, and what this machine can, measured when it is asked for: by `bench`, between steps.
-
-        Optional (API 1.4). Without it, or where the executor does not pass it on, `bench` tells no share of the machine's limits.
-        """
-        ...
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Argmax:
@@ -267,6 +260,18 @@ class ArgmaxModel(Model, Protocol):
 
 
 @runtime_checkable
+class RooflineModel(Model, Protocol):
+    """A model that tells how far from this machine's limits its steps are. Optional (API 1.4)."""
+
+    def roofline(self) -> Roofline:
+        """What a step must move and compute, and what this machine can, measured when it is asked for: by `bench`, between steps.
+
+        Without it, or where the executor does not pass it on, `bench` tells no share of the machine's limits.
+        """
+        ...
+
+
+@runtime_checkable
 class AheadModel(Model, Protocol):
     """A model that begins what it takes for the next step while the engine is busy with the results of the last one.
 
@@ -274,7 +279,7 @@ class AheadModel(Model, Protocol):
     """
 
     def settle(self) -> None:
-        """Called before KV is copied or freed between steps: what was begun ends here."""
+        """Called before the pool is copied from, copied to or given back between steps: what was begun ends here."""
         ...
 
 

@@ -95,6 +95,7 @@ class LocalExecutor:
         self._runner.swap_memory.run(copies)
 
     def measure_swap(self) -> float:
+        self._runner.settle()
         return self._runner.swap_memory.measure()
 
     def roofline(self) -> Roofline | None:

@@ -6,6 +6,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class OperationTime:
+    """What one kind of operation took, over all steps so far."""
+
+    name: str
+    count: int
+    seconds: float
+    waited_s: float  # of these, for other threads
+
+
+@dataclass(frozen=True, slots=True)
 class Roofline:
     """Of one model on one machine (Williams, Waterman and Patterson, CACM 2009): a step takes no less than either time.
 
@@ -19,6 +29,7 @@ class Roofline:
     kv_bytes_per_context_token: float  # read for each token before a token that is computed; windows are taken as full
     bytes_per_s: float  # that all threads read together, measured
     operations_per_s: float  # of a large product in the model's arithmetic, measured
+    operations: tuple[OperationTime, ...] = ()  # of a model that was asked to take its times
 
     def step_bytes(self, num_context_tokens: float) -> float:
         """`num_context_tokens`: over all requests of the step."""

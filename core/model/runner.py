@@ -24,6 +24,7 @@ from core.model.interface import (
     Model,
     ModelContext,
     QuantContext,
+    RooflineModel,
 )
 from core.model.layer_groups import LayerGroups
 from core.model.roofline import Roofline
@@ -161,8 +162,7 @@ class ModelRunner:
 
     def roofline(self) -> Roofline | None:
         """Of a model that tells one."""
-        measure = getattr(self.model, "roofline", None)
-        return None if measure is None else measure()
+        return self.model.roofline() if isinstance(self.model, RooflineModel) else None
 
     def forget(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:

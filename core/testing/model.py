@@ -9,6 +9,7 @@ A model that runs none of transformers' types names files of its own instead: `f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from core.batch import ModelBatch
 from core.model.describe import ANY_MODEL_TYPE, read_spec
-from core.model.interface import ArgmaxModel, AttentionContext, Model, ModelContext, QuantContext
+from core.model.interface import AheadModel, ArgmaxModel, AttentionContext, Model, ModelContext, QuantContext
 from core.model.spec import ModelFiles, ModelSpec
 from core.progress import no_progress
 from core.testing.batches import Share, batch_of
@@ -174,6 +175,21 @@ class ModelContract(Contract):
             self.assert_close(
                 peaks, torch.stack([expected[s.request_id][s.start + s.num_tokens - 1].amax() for s in shares])
             )
+
+    def test_nothing_is_written_once_it_is_settled(self, spec: ModelSpec) -> None:
+        model, attention, _ = self.make_model(spec)
+        if not isinstance(model, AheadModel):
+            pytest.skip("it begins nothing ahead")
+        assert isinstance(model, ArgmaxModel)
+        caches, ids = self.caches(model, attention), self.prompt(spec, 20)
+        for start, count in ((0, 18), (18, 1), (19, 1)):
+            with torch.inference_mode():
+                model.forward_argmax(batch_of([Share("a", ids, start, count, LONG)], BLOCK_SIZE), caches)
+            model.settle()
+            before = [cache.view(torch.uint8).clone() for cache in caches]
+            time.sleep(0.01)
+            assert all(torch.equal(one.view(torch.uint8), kept) for one, kept in zip(caches, before, strict=True))
+            model.settle()
 
     def test_steps_that_follow_from_the_largest_logits(self, spec: ModelSpec) -> None:
         model, attention, _ = self.make_model(spec)

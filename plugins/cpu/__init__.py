@@ -16,7 +16,10 @@ NONET_API = API_VERSION
 FORMATS = {
     "cpu_float32": ("Float32", "weights in float32"),
     "cpu_bf16": ("Bfloat16", "weights in bfloat16"),
-    "cpu_int8": ("Int8", "8-bit weights, a scale for each output; 8-bit activations in groups of 32"),
+    "cpu_int8": (
+        "Int8",
+        "8-bit weights in groups of 32, the head with a scale for each output; activations likewise in groups",
+    ),
     "cpu_int4": ("Int4", "4-bit weights in groups of 32, the head in 8 bits; 8-bit activations in groups of 32"),
     "cpu_gguf": ("Gguf", "the 4-bit blocks of a GGUF file as they are, all others in 8 bits; activations as cpu_int4"),
 }

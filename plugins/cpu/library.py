@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from core.model.file_cache import default_cache_dir
-from plugins.cpu.records import ABI, ModelRecord, StepRecord
+from plugins.cpu.records import ABI, AheadCounts, ModelRecord, StepRecord
 
 log = logging.getLogger("nonet.cpu")
 
@@ -116,20 +116,24 @@ def _compiled(name: str) -> Path:
     if compiler is None:
         raise NoNativeCodeError("no C++ compiler (g++ or clang++); install one, or set CXX")
     log.info("compiling native code for %s, once: %s", name, built)
-    built.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-        made = Path(folder) / built.name
-        command = [compiler, *flags, str(SOURCES / MAIN), "-o", str(made)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, stdin=subprocess.DEVNULL)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NoNativeCodeError(f"{compiler} does not run: {error}") from None
-        if done.returncode:
-            raise NoNativeCodeError(
-                f"{compiler} fails: {(done.stderr.strip().splitlines() or ['no message'])[-1][:300]}"
-            )
-        os.replace(made, built)  # two processes at once make the same
+    try:
+        built.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+            made = Path(folder) / built.name
+            _compile([compiler, *flags, str(SOURCES / MAIN), "-o", str(made)])
+            os.replace(made, built)  # two processes at once make the same
+    except OSError as error:
+        raise NoNativeCodeError(f"compiled code cannot be kept in {built.parent}: {error}") from None
     return built
+
+
+def _compile(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoNativeCodeError(f"{command[0]} does not run: {error}") from None
+    if done.returncode:
+        raise NoNativeCodeError(f"{command[0]} fails: {(done.stderr.strip().splitlines() or ['no message'])[-1][:300]}")
 
 
 def _opened(path: Path) -> ctypes.CDLL:
@@ -145,6 +149,7 @@ def _opened(path: Path) -> ctypes.CDLL:
     handle.nonet_new.argtypes = [ctypes.POINTER(ModelRecord)]
     handle.nonet_step.argtypes = [ctypes.c_void_p, ctypes.POINTER(StepRecord)]
     handle.nonet_ceilings.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.POINTER(ctypes.c_double)]
+    handle.nonet_counts.argtypes, handle.nonet_counts.restype = [ctypes.c_void_p, ctypes.POINTER(AheadCounts)], None
     for end in (handle.nonet_free, handle.nonet_settle):
         end.argtypes, end.restype = [ctypes.c_void_p], None
     return handle

@@ -24,6 +24,7 @@ from core.model.roofline import Roofline
 from plugins.cpu.attention import bytes_per_token, cache_format
 from plugins.cpu.library import Library, available
 from plugins.cpu.packing import PackedMatrix
+from plugins.cpu.profile import Profile
 from plugins.cpu.program import Norm, OpList, Program, pointers
 from plugins.cpu.quant import PackedLinear
 from plugins.cpu.records import SUB, Format, Option, StepRecord
@@ -69,6 +70,7 @@ class CpuModel(NativeModel):
         self._vocab_size = self.architecture.vocab_size
         self._program = None if self._library is None else self._made_program(self._library, context)
         self._caches: Caches | None = None
+        self._profile = Profile(self._program) if settings.profile and self._program is not None else None
 
     @property
     def is_native(self) -> bool:
@@ -90,13 +92,15 @@ class CpuModel(NativeModel):
             return argmax_of(super().forward(batch, kv_caches))
         ids, peaks = torch.empty(len(batch.logits_indices), dtype=torch.int64), torch.empty(len(batch.logits_indices))
         wanted = {"best": ids.data_ptr(), "peaks": peaks.data_ptr()}
-        self._run(self._program, batch, kv_caches, **wanted, most_ahead=self._settings.overlap_requests)
+        most_ahead = 0 if self._profile else self._settings.overlap_requests
+        self._run(self._program, batch, kv_caches, **wanted, most_ahead=most_ahead)
         return Argmax(ids, peaks)
 
     def settle(self) -> None:
         """See `core.model.interface.AheadModel`."""
         if self._program is not None:
             self._program.settle()
+        self._caches = None  # or the pool would stay as long as the model
 
     def roofline(self) -> Roofline:
         """Of weights as they are packed, with the instructions and threads that multiply them."""
@@ -112,6 +116,7 @@ class CpuModel(NativeModel):
             kv_bytes_per_context_token=sum(bytes_per_token(shape, self._dtype) for shape in self._kv_shapes),
             bytes_per_s=bytes_per_s,
             operations_per_s=operations_per_s,
+            operations=() if self._profile is None else self._profile.times(),
         )
 
     def _run(self, program: Program, batch: ModelBatch, kv_caches: Sequence[Tensor], **wanted: int) -> None:
@@ -138,6 +143,7 @@ class CpuModel(NativeModel):
             wanted=rows.data_ptr(),
             caches=ctypes.cast(self._caches.pointers, POINTERS),
             block_size=self._caches.block_size,
+            seconds=None if self._profile is None else self._profile.counting(len(ids) == len(starts) - 1),
             **wanted,
         )
         program.run(step)

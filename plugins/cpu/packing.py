@@ -18,6 +18,20 @@ FOUR_BITS = frozenset({"Q4_0", "Q4_1", "Q4_K"})
 """Formats of GGUF files that INT4 can hold."""
 
 
+def tile_bytes(form: Format, k: int) -> int:
+    """Of a tile of 32 outputs (`tile_bytes` of `native/matrix.h`)."""
+    groups = -(-k // GROUP)
+    match form:
+        case Format.FLOAT32 | Format.BFLOAT16:
+            return groups * GROUP * TILE * ITEM[form].itemsize
+        case Format.INT8:
+            return groups * GROUP * TILE
+        case Format.INT8_GROUPS:
+            return groups * (2 * TILE + GROUP * TILE)
+        case Format.INT4:
+            return groups * (4 * TILE + GROUP * TILE // 2)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedMatrix:
     """A weight [n, k] in tiles of 32 outputs, both axes padded with zeros."""

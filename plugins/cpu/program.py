@@ -14,6 +14,7 @@ from core.model.interface import AttentionSpec
 from plugins.cpu.library import Library
 from plugins.cpu.packing import PackedMatrix
 from plugins.cpu.records import (
+    AheadCounts,
     BufferRecord,
     Code,
     Format,
@@ -152,6 +153,7 @@ class Program:
             array(RopeRecord, [*ops.ropes]),
         )
         lengths = (len(ops.ops), len(ops.buffers), len(ops.matrices), len(ops.ropes))
+        self.ops, self.matrices = tuple(ops.ops), tuple(ops.matrices)
         self._team = _team(library, num_threads)
         record = ModelRecord(*lengths, *self._arrays, self._team, cache_format)
         self._handle = library.handle.nonet_new(ctypes.byref(record))
@@ -166,6 +168,12 @@ class Program:
     def settle(self) -> None:
         """End what was begun ahead: afterwards nothing reads or writes KV until the next step."""
         self._library.handle.nonet_settle(self._handle)
+
+    @property
+    def ahead(self) -> AheadCounts:
+        counts = AheadCounts()
+        self._library.handle.nonet_counts(self._handle, ctypes.byref(counts))
+        return counts
 
     def ceilings(self, form: Format) -> tuple[float, float]:
         """Bytes read, and operations with rows of this format, per second: measured now, in about a second."""

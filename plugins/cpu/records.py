@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-ABI = 5
+ABI = 6
 TILE = 32  # outputs of a tile of a matrix
 GROUP = 32  # activations that share a scale
 SUB = 16  # tokens of a block of the cache, as kernels see it
@@ -123,6 +123,12 @@ class StepRecord(Structure):
         ("most_ahead", c_int64),
         ("seconds", c_void_p),
     ]
+
+
+class AheadCounts(Structure):
+    """Steps that were begun before they were asked for, and those of them that were asked for."""
+
+    _fields_ = [("begun", c_int64), ("used", c_int64)]
 
 
 class ModelRecord(Structure):

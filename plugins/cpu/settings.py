@@ -20,6 +20,9 @@ class NativeCode(BaseModel):
 class CpuModelSettings(NativeSettings, NativeCode):
     weight_cache: bool = Field(default=True, description="whether packed weights are kept on disk for the next start")
     weight_cache_bytes: int = Field(default=32 * 2**30, ge=0, description="of all packed weights that are kept")
+    profile: bool = Field(
+        default=False, description="take the time of each operation, for `bench` to print; no step begins ahead then"
+    )
     overlap_requests: int = Field(
         default=8,
         ge=0,

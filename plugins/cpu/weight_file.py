@@ -7,46 +7,48 @@ depends on, and comes into being complete.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import mmap
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+import msgspec
 import torch
 from torch import Tensor
 
 from core.errors import ModelFileError
+from core.model import decoder, dequant, gguf_weights, layers, loader, weights
 from core.model.arch import Architecture
 from core.model.file_cache import default_cache_dir
 from core.model.interface import Linear, ModelContext
 from core.model.loader import Loader, WeightPart
 from core.model.spec import ModelFiles
-from plugins.cpu import packing, quant
+from plugins.cpu import packing, quant, weight_index
 from plugins.cpu.library import Library
 from plugins.cpu.packing import PackedMatrix
 from plugins.cpu.quant import PackedLinear
 from plugins.cpu.records import Format
+from plugins.cpu.weight_index import ALIGNMENT, DTYPES, Index, StoredMatrix, StoredTensor
 
 log = logging.getLogger("nonet.cpu")
 
-MAGIC = b"nonetpw1"
+MADE_BY = (packing, quant, weight_index, decoder, dequant, gguf_weights, layers, loader, weights)
+"""What a file's content depends on beside the model."""
+MAGIC = b"nonetpw2"
 SUFFIX = ".weights"
-ALIGNMENT = 64
 MAX_INDEX_BYTES = 1 << 26
 STALE_S = 86_400.0  # nobody writes for that long
-DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.uint8)}
 
 
 def weight_path(context: ModelContext, arch: Architecture) -> Path:
     """Where the packed weights of this model, these formats and this code lie."""
     depends_on = (
-        *(Path(str(module.__file__)).read_bytes() for module in (packing, quant)),
+        *(Path(str(module.__file__)).read_bytes() for module in MADE_BY),
         _identity(context.spec.files),
         repr(arch),
         str(context.dtype),
@@ -67,25 +69,26 @@ class Writer:
 
     def __init__(self, file: IO[bytes]):
         self._file = file
-        self._index: dict[str, Any] = {}
+        self._tensors: dict[str, StoredTensor] = {}
+        self._matrices: dict[str, StoredMatrix] = {}
 
     def tensor(self, name: str, tensor: Tensor) -> None:
-        self._index[name] = self._stored(tensor)
+        self._tensors[name] = self._stored(tensor)
 
     def matrix(self, name: str, packed: PackedMatrix) -> None:
         tensors = {"data": packed.data, "scales": packed.scales, "bias": packed.bias}
         stored = {part: self._stored(tensor) for part, tensor in tensors.items() if tensor is not None}
-        self._index[name] = {"format": int(packed.format), "n": packed.n, "k": packed.k, **stored}
+        self._matrices[name] = StoredMatrix(int(packed.format), packed.n, packed.k, **stored)
 
     def finish(self) -> None:
-        index = json.dumps(self._index).encode()
+        index = msgspec.json.encode(Index(self._tensors, self._matrices))
         self._file.write(index + len(index).to_bytes(8, "little") + MAGIC)
 
-    def _stored(self, tensor: Tensor) -> list[Any]:
+    def _stored(self, tensor: Tensor) -> StoredTensor:
         start = self._file.tell()
         self._file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
         self._file.write(bytes(-self._file.tell() % ALIGNMENT))
-        return [str(tensor.dtype), list(tensor.shape), start]
+        return StoredTensor(str(tensor.dtype), list(tensor.shape), start)
 
 
 @contextmanager
@@ -98,6 +101,7 @@ def writing(path: Path) -> Iterator[Writer]:
             yield writer
             writer.finish()
             file.flush()
+            os.fsync(file.fileno())  # or the name may be there after a power cut, and the weights not
             os.replace(file.name, path)  # two processes at once make the same
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
@@ -107,7 +111,7 @@ def writing(path: Path) -> Iterator[Writer]:
 class WeightFile:
     """All of one file, in memory. Tensors are views of it."""
 
-    def __init__(self, data: Tensor, index: Mapping[str, Any]):
+    def __init__(self, data: Tensor, index: Index):
         self._data = data
         self._index = index
 
@@ -117,35 +121,43 @@ class WeightFile:
         try:
             with path.open("rb") as file:
                 found = cls(*_read(file))
-            os.utime(path)  # used now: `prune` takes those that nobody has used for longest
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             log.warning("packed weights %s cannot be read (%s); they are made again", path.name, error)
             with suppress(OSError):
                 path.unlink()
             return None
+        except OSError as error:  # no memory, no right to read: nothing is wrong with the file
+            log.warning("packed weights %s cannot be read: %s", path.name, error)
+            return None
+        with suppress(OSError):  # another user's
+            os.utime(path)  # used now: `prune` takes those that nobody has used for longest
         return found
 
-    def tensor(self, name: str) -> Tensor:
-        return self._view(*self._entry(name))
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        stored = self._index.tensors.get(name)
+        if stored is None or (stored.shape, stored.dtype) != (list(shape), str(dtype)):
+            raise _missing(f"{name} of {list(shape)} {dtype}")
+        return self._view(stored)
 
-    def matrix(self, name: str) -> PackedMatrix:
-        entry = self._entry(name)
-        scales, bias = (self._view(*entry[part]) if part in entry else None for part in ("scales", "bias"))
-        return PackedMatrix(Format(entry["format"]), entry["n"], entry["k"], self._view(*entry["data"]), scales, bias)
+    def matrix(self, name: str, n: int, k: int, bias: bool) -> PackedMatrix:
+        stored = self._index.matrices.get(name)
+        if stored is None or (stored.n, stored.k, stored.bias is not None) != (n, k, bias):
+            raise _missing(f"{name} of {n} x {k} {'with' if bias else 'without'} a bias")
+        scales, biases = (None if part is None else self._view(part) for part in (stored.scales, stored.bias))
+        return PackedMatrix(Format(stored.format), n, k, self._view(stored.data), scales, biases)
 
-    def _entry(self, name: str) -> Any:
-        if name not in self._index:
-            raise ModelFileError(f"packed weights: {name} is not among them; set model.weight_cache=false")
-        return self._index[name]
-
-    def _view(self, dtype: str, shape: Sequence[int], start: int) -> Tensor:
-        size = DTYPES[dtype].itemsize * torch.Size(shape).numel()
-        return self._data[start : start + size].view(DTYPES[dtype]).view(shape)
+    def _view(self, stored: StoredTensor) -> Tensor:
+        bytes_of = self._data[stored.start : stored.start + stored.num_bytes]
+        return bytes_of.view(DTYPES[stored.dtype]).view(stored.shape)
 
 
-def _read(file: IO[bytes]) -> tuple[Tensor, dict[str, Any]]:
+def _missing(what: str) -> ModelFileError:
+    return ModelFileError(f"packed weights: {what} is not among them; set model.weight_cache=false")
+
+
+def _read(file: IO[bytes]) -> tuple[Tensor, Index]:
     """Raises ValueError for what is no such file."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - 16, 0))
@@ -153,7 +165,7 @@ def _read(file: IO[bytes]) -> tuple[Tensor, dict[str, Any]]:
     if magic != MAGIC or not 0 < length <= min(size - 16, MAX_INDEX_BYTES):
         raise ValueError("its end is missing")
     file.seek(size - 16 - length)
-    index = json.loads(file.read(length))
+    index = Index.read(file.read(length), size - 16 - length)
     memory = _large_pages(max(size - 16 - length, mmap.PAGESIZE))
     file.seek(0)
     with memoryview(memory) as view:
@@ -173,15 +185,24 @@ def _large_pages(size: int) -> mmap.mmap:
 
 def prune(folder: Path, max_bytes: int, keep: Path) -> None:
     """Remove those that were used longest ago until `max_bytes` are left, and what killed writers have left behind."""
-    for part in folder.glob("*.part"):
-        if part.stat().st_mtime < time.time() - STALE_S:
+    for changed, _, part in _files(folder, "*.part"):
+        if changed < time.time() - STALE_S:
             part.unlink(missing_ok=True)
-    found = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in folder.glob(f"*{SUFFIX}"))
+    found = _files(folder, f"*{SUFFIX}")
     total = sum(size for _, size, _ in found)
     for _, size, path in found:
         if total > max_bytes and path != keep:
             path.unlink(missing_ok=True)
             total -= size
+
+
+def _files(folder: Path, pattern: str) -> list[tuple[float, int, Path]]:
+    """Time of the last change, size and path of those that another process has not just removed, by age."""
+    found = []
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):
+            found.append((path.stat().st_mtime, path.stat().st_size, path))
+    return sorted(found)
 
 
 class StoringLoader:
@@ -221,12 +242,13 @@ class StoredLoader:
         self._context = context
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return self._file.tensor(name)
+        return self._file.tensor(name, shape, self._context.dtype if dtype is None else dtype)
 
     def linear(
         self, name: str, parts: Sequence[WeightPart], in_features: int, bias: bool, tied: Tensor | None = None
     ) -> Linear:
-        return PackedLinear(self._file.matrix(name), self._library, self._context.dtype)
+        matrix = self._file.matrix(name, sum(part.rows for part in parts), in_features, bias)
+        return PackedLinear(matrix, self._library, self._context.dtype)
 
     def finish(self, tied_embeddings: bool) -> None:
         self._context.progress("weights", 1, 1)

@@ -114,13 +114,12 @@ async def test_long_contexts_are_split_over_threads_with_the_same_result(
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 async def test_steps_that_are_begun_ahead_change_no_answer(family: str, tiny: Callable[[str], Path]) -> None:
     """Requests of many lengths come and go, are preempted and swapped, and end where nobody could know it."""
-    swap = ("cache.num_blocks=18", "cache.num_swap_blocks=64", "scheduler.preemption=swap", "cache.swap_checksums=true")
-    ways = [("cache.num_blocks=256",), ("cache.num_blocks=18",), swap, ("scheduler.max_num_running_reqs=2",)]
+    ways = [("cache.num_blocks=256",), WAYS["preempted"], SWAPPED, ("scheduler.max_num_running_reqs=2",)]
     asked = [
         call(
             f"r{index}",
             random.Random(index).choices(range(6, 330), k=length),
-            5 + 7 * index,
+            20 + 7 * index,
             temperature=0.0,
             stop_token_ids=[7],
         )
@@ -133,6 +132,10 @@ async def test_steps_that_are_begun_ahead_change_no_answer(family: str, tiny: Ca
             async with running(*fixed, *way, f"model.overlap_requests={overlap}") as pipeline:
                 found = [[c.token_ids for c in answer.choices] for answer in await pipeline.answer_all(list(asked))]
                 await pipeline.assert_whole()
+                ahead = pipeline.engine._pipeline.executor._runner.model._program.ahead
+                if way is SWAPPED:
+                    assert sum(step.num_swapped_in_blocks for step in pipeline.steps) > 0
+            assert (ahead.begun > 20 and ahead.used > 10) if overlap else not ahead.begun, (overlap, way)
             expected = expected or found
             assert found == expected, (overlap, way)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from core.errors import ModelFileError
 from core.testing.harness.pipelines import call, running
 from plugins.cpu.weight_file import MAGIC, SUFFIX, WeightFile, prune, writing
 
@@ -64,6 +67,78 @@ async def test_a_spoilt_file_is_made_again(spoil: str, cache: Path, caplog: pyte
     assert await answers("quant=cpu_int8") == before
     assert path.read_bytes() == whole
     assert "made again" in caplog.text
+
+
+def changed_index(whole: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    length = int.from_bytes(whole[-16:-8], "little")
+    index = json.loads(whole[-16 - length : -16])
+    change(index)
+    text = json.dumps(index).encode()
+    return whole[: -16 - length] + text + len(text).to_bytes(8, "little") + MAGIC
+
+
+def head_of(index: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = index["matrices"]["lm_head"]
+    return found
+
+
+LIES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "more outputs than data": lambda index: head_of(index).update(n=head_of(index)["n"] + 32),
+    "longer rows than data": lambda index: head_of(index).update(k=head_of(index)["k"] * 2),
+    "another format": lambda index: head_of(index).update(format=1),
+    "no format": lambda index: head_of(index).update(format=99),
+    "no scales": lambda index: head_of(index).update(scales=None),
+    "data behind the end": lambda index: head_of(index)["data"].update(start=1 << 40),
+    "data before the start": lambda index: head_of(index)["data"].update(start=-64),
+    "data at odd places": lambda index: head_of(index)["data"].update(start=head_of(index)["data"]["start"] + 1),
+    "a shape below nothing": lambda index: next(iter(index["tensors"].values())).update(shape=[-1, 4]),
+    "a dtype of objects": lambda index: next(iter(index["tensors"].values())).update(dtype="object"),
+    "a start that is no number": lambda index: head_of(index)["data"].update(start="0"),
+    "a shape whose size is past all numbers": lambda index: next(iter(index["tensors"].values())).update(
+        shape=[1 << 32] * 2
+    ),
+}
+WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no head": lambda index: index["matrices"].pop("lm_head"),
+    "a norm of another dtype": lambda index: index["tensors"]["model.norm.weight"].update(dtype="torch.bfloat16"),
+    "a bias": lambda index: head_of(index).update(bias=head_of(index)["scales"]),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_an_index_that_lies_is_not_believed(lie: str, cache: Path) -> None:
+    """Compiled code would read behind what is there."""
+    before = await answers("quant=cpu_int8")
+    (path,) = files(cache)
+    path.write_bytes(changed_index(path.read_bytes(), LIES[lie]))
+    assert await answers("quant=cpu_int8") == before
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_weights_of_another_model_are_not_taken(wrong: str, cache: Path) -> None:
+    await answers("quant=cpu_int8")
+    (path,) = files(cache)
+    path.write_bytes(changed_index(path.read_bytes(), WRONG[wrong]))
+    with pytest.raises(ModelFileError, match="weight_cache=false"):
+        await answers("quant=cpu_int8")
+
+
+async def test_a_file_that_cannot_be_read_now_stays(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = await answers("quant=cpu_int8")
+    (path,) = files(cache)
+    whole = path.read_bytes()
+
+    def no_memory(size: int) -> object:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("plugins.cpu.weight_file._large_pages", no_memory)
+    assert WeightFile.open(path) is None and path.read_bytes() == whole
+    assert "Cannot allocate memory" in caplog.text
+    monkeypatch.undo()
+    monkeypatch.setattr("plugins.cpu.weight_file.default_cache_dir", lambda: cache.parent)
+    assert await answers("quant=cpu_int8") == before
 
 
 async def test_another_model_at_the_same_path_is_another_file(cache: Path, tmp_path: Path) -> None:

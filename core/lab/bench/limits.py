@@ -47,4 +47,14 @@ def text(found: Mapping[str, Any]) -> str:
         if one := found[kind]:
             rates = f"{one['achieved_per_s'] / 1e9:.1f} {unit} of {one['ceiling_per_s'] / 1e9:.1f}"
             parts.append(f"{kind} {one['share']:.0%} of {what} ({rates})")
-    return ", ".join([*parts, f"{found['steps_share']:.0%} of what all steps could be"])
+    parts.append(f"{found['steps_share']:.0%} of what all steps could be")
+    return "\n".join([", ".join(parts), *_table(found["machine_and_model"]["operations"])])
+
+
+def _table(operations: Sequence[Mapping[str, Any]]) -> list[str]:
+    total = sum(one["seconds"] for one in operations) or 1.0
+    return [
+        f"{one['name']:<34}{one['seconds'] / total:>6.1%}{one['seconds'] / one['count'] * 1e6:>12,.1f} us each, "
+        f"{one['waited_s'] / total:.1%} waiting"
+        for one in operations
+    ]

@@ -7,6 +7,10 @@
 
 namespace nonet {
 
+struct AheadCounts {
+  int64_t begun = 0, used = 0;
+};
+
 // A step with memory of its own.
 class NextStep {
  public:

@@ -174,7 +174,7 @@ static void write_kv(void* cache, const Heads& heads, int64_t slot, int kv_head,
 }
 
 // Up to a few tokens of one request, with the query heads of one kv head: `count * ratio` rows.
-struct Tile {
+struct Span {
   int32_t request, row, count;  // `row`: of the first token in T
   int64_t position;             // of the first token
 };
@@ -211,7 +211,7 @@ struct ChunkWork {
   typedef typename Cache::Sum Sum;
   const Heads& heads;
   const Pages& pages;
-  const Tile& tile;
+  const Span& span;
   int kv_head;
   void* cache;
   AttentionScratch scratch;
@@ -219,7 +219,7 @@ struct ChunkWork {
   int64_t start;                // of the chunk
 
   int units() const { return heads.head_dim / Cache::PACK; }
-  int64_t last_seen(int row) const { return tile.position + row / heads.ratio(); }
+  int64_t last_seen(int row) const { return span.position + row / heads.ratio(); }
 
   const Element* keys(int64_t sub) const { return keys_of<Cache>(cache, heads, pages.sub(sub * SUB), kv_head); }
 
@@ -340,7 +340,7 @@ struct ChunkWork {
 
   void run(const Partial& found) const {
     make_tail();
-    in_blocks<MOST_ROWS>(0, tile.count * heads.ratio(), [&]<int R>(int64_t row) {
+    in_blocks<MOST_ROWS>(0, span.count * heads.ratio(), [&]<int R>(int64_t row) {
       rows<R>((int)row, first_key / SUB, last_key / SUB, found);
     });
   }

@@ -8,13 +8,13 @@
 namespace nonet {
 
 constexpr int64_t READ_BYTES = 512 << 20;  // past every cache
-constexpr int ROUNDS = 8;                  // the best counts: what else the machine does only ever adds
+constexpr int ATTEMPTS = 8;                  // the best counts: what else the machine does only ever adds
 constexpr int PRODUCTS = 1 << 21;          // of each accumulator, all threads together
 
 template <class Prepare, class Work>
 static double best_seconds(Team& team, Prepare prepare, Work work) {
   double best = 1e30;
-  for (int round = 0; round < ROUNDS; round++) {
+  for (int round = 0; round < ATTEMPTS; round++) {
     prepare();
     double started = seconds_now();
     team.run(work);

@@ -84,7 +84,7 @@ INLINE void put(const Rows& rows, int format, int64_t row, int column, const flo
 
 // What to fetch meanwhile. One block of rows fetches a little ahead of itself, and behind the end the start of what is next; several
 // share the next tile among them, group by group.
-struct Ahead {
+struct Fetching {
   const uint8_t* next;
   int block, blocks;  // of rows on this tile
 
@@ -103,13 +103,13 @@ struct Ahead {
 };
 
 template <int M>
-static void tile_float32(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Ahead& ahead) {
+static void tile_float32(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Fetching& fetching) {
   const float* weights = (const float*)tile;
   const float* from = rows.floats + row * rows.stride;
   F16 low[M], high[M];
   EACH_ROW low[m] = high[m] = zeros();
   for (int i = 0; i < k; i++, weights += TILE) {
-    if (i % GROUP == 0) ahead.fetch<GROUP * TILE * 4>(tile, i / GROUP, k / GROUP);
+    if (i % GROUP == 0) fetching.fetch<GROUP * TILE * 4>(tile, i / GROUP, k / GROUP);
     F16 a = load<F16>(weights), b = load<F16>(weights + 16);
     EACH_ROW {
       float x = from[(int64_t)m * rows.stride + i];
@@ -121,13 +121,13 @@ static void tile_float32(const Rows& rows, int64_t row, const uint8_t* tile, int
 }
 
 template <int M>
-static void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Ahead& ahead) {
+static void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Fetching& fetching) {
   const uint16_t* from = rows.halves + row * rows.stride;
   F16 low[M], high[M];
   EACH_ROW low[m] = high[m] = zeros();
   for (int group = 0; group < k / GROUP; group++, from += GROUP) {
     const uint8_t* weights = tile + group * GROUP * TILE * 2;
-    ahead.fetch<GROUP * TILE * 2>(tile, group, k / GROUP);
+    fetching.fetch<GROUP * TILE * 2>(tile, group, k / GROUP);
     for (int i = 0; i < GROUP; i += 2, weights += 128) {
       I16 a = load<I16>(weights), b = load<I16>(weights + 64);
       EACH_ROW {
@@ -144,7 +144,7 @@ static void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, in
 template <int M>
 static void tile_int8(
     const Rows& rows, int64_t row, const uint8_t* tile, int k, const float* weight_scales, float* out, int64_t stride,
-    const Ahead& ahead) {
+    const Fetching& fetching) {
   const uint8_t* weights = tile;
   const int groups = rows.stride / GROUP;
   const int8_t* from = rows.bytes + row * rows.stride;
@@ -153,7 +153,7 @@ static void tile_int8(
   F16 low[M], high[M];
   EACH_ROW low[m] = high[m] = zeros();
   for (int group = 0; group < k / GROUP; group++, from += GROUP) {
-    ahead.fetch<GROUP * TILE>(weights, group, k / GROUP);
+    fetching.fetch<GROUP * TILE>(weights, group, k / GROUP);
     I16 a[M], b[M];
     EACH_ROW a[m] = b[m] = all_int(sums[m * groups + group]);
     for (int i = 0; i < GROUP; i += 4, tile += 128) {
@@ -175,7 +175,7 @@ static void tile_int8(
 }
 
 template <int M>
-static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Ahead& ahead) {
+static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Fetching& fetching) {
   const uint8_t* weights = tile;
   const int groups = rows.stride / GROUP;
   const int8_t* from = rows.bytes + row * rows.stride;
@@ -184,7 +184,7 @@ static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile,
   F16 low[M], high[M];
   EACH_ROW low[m] = high[m] = zeros();
   for (int group = 0; group < k / GROUP; group++, from += GROUP) {
-    ahead.fetch<INT8_GROUP_BYTES>(weights, group, k / GROUP);
+    fetching.fetch<INT8_GROUP_BYTES>(weights, group, k / GROUP);
     F16 scale_a = load_half((const uint16_t*)tile), scale_b = load_half((const uint16_t*)tile + 16);
     I16 a[M], b[M];
     EACH_ROW a[m] = b[m] = all_int(sums[m * groups + group]);
@@ -207,7 +207,7 @@ static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile,
 }
 
 template <int M>
-static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Ahead& ahead) {
+static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Fetching& fetching) {
   const uint8_t* weights = tile;
   const int groups = rows.stride / GROUP;
   const int8_t* from = rows.bytes + row * rows.stride;
@@ -216,7 +216,7 @@ static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k,
   F16 low[M], high[M];
   EACH_ROW low[m] = high[m] = zeros();
   for (int group = 0; group < k / GROUP; group++, from += GROUP, tile += INT4_GROUP_BYTES) {
-    ahead.fetch<INT4_GROUP_BYTES>(weights, group, k / GROUP);
+    fetching.fetch<INT4_GROUP_BYTES>(weights, group, k / GROUP);
     I16 a[M], b[M];
     EACH_ROW a[m] = b[m] = I16{};
     UNROLL for (int j = 0; j < 4; j++) {
@@ -244,7 +244,7 @@ static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k,
 // The same with numbers that `unpack_int4` has made bytes of: worth it where many rows share a tile. Same order, same result.
 template <int M>
 static void tile_int4_unpacked(
-    const Rows& rows, int64_t row, const uint8_t* bytes, const float* factors, int k, float* out, int64_t stride, const Ahead& ahead) {
+    const Rows& rows, int64_t row, const uint8_t* bytes, const float* factors, int k, float* out, int64_t stride, const Fetching& fetching) {
   const int groups = rows.stride / GROUP;
   const int8_t* from = rows.bytes + row * rows.stride;
   const float* scales = rows.scales + row * groups;
@@ -252,7 +252,7 @@ static void tile_int4_unpacked(
   F16 low[M], high[M];
   EACH_ROW low[m] = high[m] = zeros();
   for (int group = 0; group < k / GROUP; group++, from += GROUP, factors += 64) {
-    ahead.fetch<INT4_GROUP_BYTES>(nullptr, group, k / GROUP);
+    fetching.fetch<INT4_GROUP_BYTES>(nullptr, group, k / GROUP);
     I16 a[M], b[M];
     EACH_ROW a[m] = b[m] = I16{};
     for (int i = 0; i < GROUP; i += 4, bytes += 128) {
@@ -345,13 +345,13 @@ INLINE int num_blocks(int count) {
   return count;
 }
 
-// The same with what each block has to fetch: kernel<M>(row, ahead).
+// The same with what each block has to fetch: kernel<M>(row, fetching).
 template <int MOST, class Kernel>
-INLINE void in_blocks_ahead(int64_t row, int count, const uint8_t* next, Kernel kernel) {
-  Ahead ahead{next, 0, num_blocks<MOST>(count)};
+INLINE void in_blocks_fetching(int64_t row, int count, const uint8_t* next, Kernel kernel) {
+  Fetching fetching{next, 0, num_blocks<MOST>(count)};
   in_blocks<MOST>(row, count, [&]<int M>(int64_t r) {
-    kernel.template operator()<M>(r, ahead);
-    ahead.block++;
+    kernel.template operator()<M>(r, fetching);
+    fetching.block++;
   });
 }
 
@@ -365,35 +365,35 @@ static void product(
   auto at = [&](int64_t r) { return out + (r - row) * stride; };
   switch (matrix.format) {
     case FLOAT32:
-      in_blocks_ahead<MOST_FLOAT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Ahead& ahead) {
-        tile_float32<M>(rows, r, data, k, at(r), stride, ahead);
+      in_blocks_fetching<MOST_FLOAT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
+        tile_float32<M>(rows, r, data, k, at(r), stride, fetching);
       });
       break;
     case BFLOAT16:
-      in_blocks_ahead<MOST_FLOAT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Ahead& ahead) {
-        tile_bfloat16<M>(rows, r, data, k, at(r), stride, ahead);
+      in_blocks_fetching<MOST_FLOAT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
+        tile_bfloat16<M>(rows, r, data, k, at(r), stride, fetching);
       });
       break;
     case INT8:
-      in_blocks_ahead<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Ahead& ahead) {
-        tile_int8<M>(rows, r, data, k, scales, at(r), stride, ahead);
+      in_blocks_fetching<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
+        tile_int8<M>(rows, r, data, k, scales, at(r), stride, fetching);
       });
       break;
     case INT8_GROUPS:
-      in_blocks_ahead<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Ahead& ahead) {
-        tile_int8_groups<M>(rows, r, data, k, at(r), stride, ahead);
+      in_blocks_fetching<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
+        tile_int8_groups<M>(rows, r, data, k, at(r), stride, fetching);
       });
       break;
     default:
       if (count < UNPACK_ROWS) {
-        in_blocks_ahead<MOST_INT4_ROWS>(row, count, next, [&]<int M>(int64_t r, const Ahead& ahead) {
-          tile_int4<M>(rows, r, data, k, at(r), stride, ahead);
+        in_blocks_fetching<MOST_INT4_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
+          tile_int4<M>(rows, r, data, k, at(r), stride, fetching);
         });
         break;
       }
       unpack_int4(data, k, scratch.bytes, scratch.factors);
-      in_blocks_ahead<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Ahead& ahead) {
-        tile_int4_unpacked<M>(rows, r, scratch.bytes, scratch.factors, k, at(r), stride, ahead);
+      in_blocks_fetching<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
+        tile_int4_unpacked<M>(rows, r, scratch.bytes, scratch.factors, k, at(r), stride, fetching);
       });
   }
   if (matrix.bias == nullptr) return;

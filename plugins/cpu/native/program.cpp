@@ -77,6 +77,7 @@ struct Worker {
 };
 
 constexpr int ROWS_AT_ONCE = 72;    // of activations that one tile of weights is used for, and that stay in cache
+constexpr int MOST_ROWS_AT_ONCE = 96;  // where they are all rows of a step
 constexpr int MOST_ROUNDS = 4;      // of an operation
 constexpr int FEW_ROWS = 8, MOST_TILES = 16;  // with few rows a thread takes several tiles at once
 
@@ -97,15 +98,18 @@ class Program {
     for (const Op& op : ops_) {
       if (op.code == ATTENTION) num_groups_ = std::max(num_groups_, op.group + 1), num_layers_ = std::max(num_layers_, op.layer + 1);
     }
+    for (int thread = 0; thread < team_.size(); thread++) reserve_scratch(thread);
   }
 
   ~Program() { settle(); }
 
   void run(const Step& step) {
+    std::lock_guard<std::recursive_mutex> lock(team_.mutex);
     if (is_begun_ && next_.is(step)) {
       team_.join();
       is_begun_ = false;
       next_.hand_over(step);
+      counts_.used++;
     } else {
       settle();
       prepare(step);
@@ -114,12 +118,14 @@ class Program {
     if (step.best != nullptr && step.num_requests <= step.most_ahead && team_.size() > 1 && next_.follow(step, num_groups_, num_layers_)) {
       prepare(next_.step());
       is_begun_ = true;
+      counts_.begun++;
       team_.begin(walk_, &settle_);
     }
   }
 
   // Nothing goes on any more, and nothing is read or written until the next step.
   void settle() {
+    std::lock_guard<std::recursive_mutex> lock(team_.mutex);
     if (!is_begun_) return;
     is_given_up_.store(true);
     team_.end();
@@ -127,11 +133,19 @@ class Program {
     is_given_up_.store(false);
   }
 
+  AheadCounts counts() const { return counts_; }
+
  private:
+  // All memory of a step is there before it begins: threads that work on it cannot fail.
   void prepare(const Step& step) {
     step_ = &step;
     reserve(step.num_tokens, std::max(step.num_logits, 1));
-    make_tiles();
+    make_spans();
+    size_t most = 0;
+    for (const Op& op : ops_) {
+      if (op.code == ATTENTION && is_split(op)) most = std::max(most, spans_.size() * op.heads.num_kv_heads * num_chunks() * partial_size(op));
+    }
+    if (most) partials_.array<float>(most);
     rounds_.reset();
   }
 
@@ -172,6 +186,22 @@ class Program {
     for (int thread = 0; thread < team_.size() && step_->best != nullptr; thread++) {
       Best* found = workers_[thread].best.array<Best>(logits);
       for (int r = 0; r < logits; r++) found[r] = Best();
+    }
+  }
+
+  void reserve_scratch(int thread) {
+    int widest = 0;
+    for (const Buffer& buffer : shapes_) widest = std::max(widest, buffer.width);
+    spare(thread, widest);
+    for (const Op& op : ops_) {
+      if (op.code == LINEAR || op.code == GATED || op.code == LOGITS) {
+        scratch(thread, matrices_[op.matrix]);
+        workers_[thread].products.array<float>((size_t)MOST_ROWS_AT_ONCE * TILE * (op.code == GATED ? 2 : 1));
+      } else if (op.code == ATTENTION) {
+        attention_scratch(op, thread);
+        const int rows = std::max(MOST_ROWS, op.heads.ratio());
+        partial(workers_[thread].partials, rows, op.heads.head_dim), partial(workers_[thread].other, rows, op.heads.head_dim);
+      }
     }
   }
 
@@ -298,7 +328,7 @@ class Program {
   template <class Work>
   void tiles(const Op& op, const Rows& rows, int num_rows, int together, int thread, int& round, Work work) {
     const Matrix& matrix = matrices_[op.matrix];
-    int blocks = num_rows <= 96 ? 1 : (num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, most = blocks == 1 ? num_rows : ROWS_AT_ONCE;
+    int blocks = num_rows <= MOST_ROWS_AT_ONCE ? 1 : (num_rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, most = blocks == 1 ? num_rows : ROWS_AT_ONCE;
     int items = matrix.num_tiles / together, stride = together * TILE, total = items * blocks;
     float* products = workers_[thread].products.array<float>((size_t)most * stride);
     Scratch room = scratch(thread, matrix);
@@ -386,7 +416,7 @@ class Program {
     });
   }
 
-  // No logit is kept but the largest. A thread has its tiles in ascending order, so only a larger one takes an earlier one's place.
+  // No logit is kept but the largest, and of equal ones that of the lowest id, in whatever order a thread has its tiles.
   template <class Capped>
   void best_logits(const Op& op, const Rows& rows, Capped capped, int thread, int& round) {
     const Matrix& matrix = matrices_[op.matrix];
@@ -398,7 +428,7 @@ class Program {
         Best& best = found[first + r];
         UNROLL for (int half = 0; half < 2; half++) {
           F16 value = load<F16>(from + half * 16);
-          I16 larger = value > best.values[half];
+          I16 larger = (value > best.values[half]) | ((value == best.values[half]) & (all_int(tile) < best.tiles[half]));
           best.no_numbers |= value != value;
           best.values[half] = larger ? value : best.values[half];
           best.tiles[half] = larger ? all_int(tile) : best.tiles[half];
@@ -427,9 +457,9 @@ class Program {
 
   // --- attention ---
 
-  // Tokens of a request in tiles, by how many query heads share a kv head. Those that read most come first.
-  void make_tiles() {
-    tiles_.clear();
+  // Tokens of a request in spans, by how many query heads share a kv head. Those that read most come first.
+  void make_spans() {
+    spans_.clear();
     single_ = true;
     int ratio = 1;
     for (const Op& op : ops_) {
@@ -439,9 +469,9 @@ class Program {
     for (int request = 0; request < step_->num_requests; request++) {
       int row = step_->query_start[request], end = step_->query_start[request + 1];
       single_ &= end - row <= most;
-      for (; row < end; row += most) tiles_.push_back({request, row, std::min(most, end - row), step_->positions[row]});
+      for (; row < end; row += most) spans_.push_back({request, row, std::min(most, end - row), step_->positions[row]});
     }
-    std::stable_sort(tiles_.begin(), tiles_.end(), [](const Tile& a, const Tile& b) { return a.position > b.position; });
+    std::stable_sort(spans_.begin(), spans_.end(), [](const Span& a, const Span& b) { return a.position > b.position; });
   }
 
   INLINE void rotate(const float* from, const float* cosines, int half, float* to) {
@@ -484,7 +514,6 @@ class Program {
     write_kv<Cache>(step_->caches[op.layer], heads, step_->slots[op.group][token], kv_head, key, value);
   }
 
-  template <class Cache>
   AttentionScratch attention_scratch(const Op& op, int thread) {
     size_t rows = std::max(MOST_ROWS, op.heads.ratio()), dim = op.heads.head_dim;
     Worker& worker = workers_[thread];
@@ -493,15 +522,15 @@ class Program {
   }
 
   template <class Cache>
-  void pack_queries(const Op& op, const Tile& tile, int kv_head, const AttentionScratch& room) {
+  void pack_queries(const Op& op, const Span& span, int kv_head, const AttentionScratch& room) {
     const Heads& heads = op.heads;
     const int stride = heads.head_dim / Cache::PACK + Cache::EXTRA;
     alignas(64) float turning[512];
     typename Cache::Query* to = (typename Cache::Query*)room.queries;
-    for (int c = 0; c < tile.count; c++) {
+    for (int c = 0; c < span.count; c++) {
       for (int j = 0; j < heads.ratio(); j++, to += stride) {
-        const float* from = floats_[op.source].row(tile.row + c) + (kv_head * heads.ratio() + j) * heads.head_dim;
-        const float* query = turned(op, from, op.weight, tile.row + c, turning);
+        const float* from = floats_[op.source].row(span.row + c) + (kv_head * heads.ratio() + j) * heads.head_dim;
+        const float* query = turned(op, from, op.weight, span.row + c, turning);
         pack_query<Cache>(to, query, heads.head_dim, heads.scale);
       }
     }
@@ -512,22 +541,22 @@ class Program {
     return {data, data + rows, data + (2 * rows + 15) / 16 * 16};
   }
 
-  int64_t first_key(const Op& op, const Tile& tile) const {
-    return op.heads.window ? std::max<int64_t>(0, tile.position - op.heads.window + 1) : 0;
+  int64_t first_key(const Op& op, const Span& span) const {
+    return op.heads.window ? std::max<int64_t>(0, span.position - op.heads.window + 1) : 0;
   }
 
-  // What the rows of a tile see in one chunk.
+  // What the rows of a span see in one chunk.
   template <class Cache>
-  void attend(const Op& op, const Tile& tile, int kv_head, int64_t chunk, const AttentionScratch& room, const Partial& found) {
-    Pages pages{step_->tables[op.group] + (int64_t)tile.request * step_->num_columns, step_->block_size};
-    int64_t start = chunk * CHUNK, last = tile.position + tile.count - 1;
+  void attend(const Op& op, const Span& span, int kv_head, int64_t chunk, const AttentionScratch& room, const Partial& found) {
+    Pages pages{step_->tables[op.group] + (int64_t)span.request * step_->num_columns, step_->block_size};
+    int64_t start = chunk * CHUNK, last = span.position + span.count - 1;
     ChunkWork<Cache> work{op.heads,
                           pages,
-                          tile,
+                          span,
                           kv_head,
                           step_->caches[op.layer],
                           room,
-                          std::max(start, first_key(op, tile)),
+                          std::max(start, first_key(op, span)),
                           std::min(start + CHUNK - 1, last),
                           start};
     work.run(found);
@@ -539,19 +568,19 @@ class Program {
     }
   }
 
-  void finish(const Op& op, const Tile& tile, int kv_head, const Partial& found) {
+  void finish(const Op& op, const Span& span, int kv_head, const Partial& found) {
     const int ratio = op.heads.ratio(), dim = op.heads.head_dim, width = ratio * dim;
-    for (int r = 0; r < tile.count * ratio; r++) {
+    for (int r = 0; r < span.count * ratio; r++) {
       float inverse = 1.0f / found.total[r];
       float* values = found.values + (int64_t)r * dim;
       for (int i = 0; i < dim; i += 16) store(values + i, load<F16>(values + i) * inverse);
     }
-    for (int c = 0; c < tile.count; c++) {
+    for (int c = 0; c < span.count; c++) {
       const float* from = found.values + (int64_t)c * width;
       if (shapes_[op.target].format < 0) {
-        memcpy(floats_[op.target].row(tile.row + c) + kv_head * width, from, width * sizeof(float));
+        memcpy(floats_[op.target].row(span.row + c) + kv_head * width, from, width * sizeof(float));
       } else {
-        put(rows_[op.target].rows, rows_[op.target].format, tile.row + c, kv_head * width, from, width);
+        put(rows_[op.target].rows, rows_[op.target].format, span.row + c, kv_head * width, from, width);
       }
     }
   }
@@ -562,61 +591,68 @@ class Program {
     if (!single_) {
       each(step_->num_tokens * heads, 8, thread, round, [&](int index, int) { write_token<Cache>(op, index / heads, index % heads); });
     }
-    int items = (int)tiles_.size() * heads;
-    if (items < 3 * team_.size() && team_.size() > 1 && !tiles_.empty() && tiles_[0].position >= 2 * CHUNK) {
-      return split_attention<Cache>(op, thread, round);
-    }
-    AttentionScratch room = attention_scratch<Cache>(op, thread);
+    if (is_split(op)) return split_attention<Cache>(op, thread, round);
+    int items = (int)spans_.size() * heads;
+    AttentionScratch room = attention_scratch(op, thread);
     each(items, 1, thread, round, [&](int index, int) {
-      const Tile& tile = tiles_[index / heads];
-      const int kv_head = index % heads, rows = tile.count * op.heads.ratio(), dim = op.heads.head_dim;
+      const Span& span = spans_[index / heads];
+      const int kv_head = index % heads, rows = span.count * op.heads.ratio(), dim = op.heads.head_dim;
       if (single_) {
-        for (int c = 0; c < tile.count; c++) write_token<Cache>(op, tile.row + c, kv_head);
+        for (int c = 0; c < span.count; c++) write_token<Cache>(op, span.row + c, kv_head);
       }
-      pack_queries<Cache>(op, tile, kv_head, room);
+      pack_queries<Cache>(op, span, kv_head, room);
       Partial found = partial(workers_[thread].partials, rows, dim), other = partial(workers_[thread].other, rows, dim);
-      int64_t chunk = first_key(op, tile) / CHUNK, last = (tile.position + tile.count - 1) / CHUNK;
-      attend<Cache>(op, tile, kv_head, chunk, room, found);
+      int64_t chunk = first_key(op, span) / CHUNK, last = (span.position + span.count - 1) / CHUNK;
+      attend<Cache>(op, span, kv_head, chunk, room, found);
       while (++chunk <= last) {
-        attend<Cache>(op, tile, kv_head, chunk, room, other);
+        attend<Cache>(op, span, kv_head, chunk, room, other);
         merge(found, other, rows, dim);
       }
-      finish(op, tile, kv_head, found);
+      finish(op, span, kv_head, found);
     });
+  }
+
+  bool is_split(const Op& op) const {
+    const int items = (int)spans_.size() * op.heads.num_kv_heads;
+    return items < 3 * team_.size() && team_.size() > 1 && !spans_.empty() && spans_[0].position >= 2 * CHUNK;
+  }
+
+  int num_chunks() const { return (int)((spans_[0].position + spans_[0].count - 1) / CHUNK) + 1; }  // the first span reads most
+
+  int partial_size(const Op& op) const {
+    return (std::max(MOST_ROWS, op.heads.ratio()) * (op.heads.head_dim + 2) + 64 + 15) / 16 * 16;
   }
 
   // Few rows with long contexts: every chunk is an item of its own, and the results are joined in order afterwards.
   template <class Cache>
   void split_attention(const Op& op, int thread, int& round) {
     const int heads = op.heads.num_kv_heads, dim = op.heads.head_dim;
-    const int rows = std::max(MOST_ROWS, op.heads.ratio()), size = (rows * (dim + 2) + 64 + 15) / 16 * 16;
+    const int rows = std::max(MOST_ROWS, op.heads.ratio()), size = partial_size(op), chunks = num_chunks();
     if (single_) {
       each(step_->num_tokens * heads, 1, thread, round, [&](int index, int) { write_token<Cache>(op, index / heads, index % heads); });
     }
-    int chunks = (int)((tiles_[0].position + tiles_[0].count - 1) / CHUNK) + 1;  // the first reads most
-    each(1, 1, thread, round, [&](int, int) { partials_.array<float>((size_t)tiles_.size() * heads * chunks * size); });
     float* all_partials = partials_.array<float>(0);
     auto at = [&](int item, int chunk) {
       float* data = all_partials + ((int64_t)item * chunks + chunk) * size;
       return Partial{data, data + rows, data + (2 * rows + 15) / 16 * 16};
     };
-    auto seen = [&](const Tile& tile, int chunk) {
-      return chunk >= first_key(op, tile) / CHUNK && chunk <= (tile.position + tile.count - 1) / CHUNK;
+    auto seen = [&](const Span& span, int chunk) {
+      return chunk >= first_key(op, span) / CHUNK && chunk <= (span.position + span.count - 1) / CHUNK;
     };
-    AttentionScratch room = attention_scratch<Cache>(op, thread);
-    each((int)tiles_.size() * heads * chunks, 1, thread, round, [&](int index, int) {
+    AttentionScratch room = attention_scratch(op, thread);
+    each((int)spans_.size() * heads * chunks, 1, thread, round, [&](int index, int) {
       int item = index / chunks, chunk = index % chunks;
-      const Tile& tile = tiles_[item / heads];
-      if (!seen(tile, chunk)) return;
-      pack_queries<Cache>(op, tile, item % heads, room);
-      attend<Cache>(op, tile, item % heads, chunk, room, at(item, chunk));
+      const Span& span = spans_[item / heads];
+      if (!seen(span, chunk)) return;
+      pack_queries<Cache>(op, span, item % heads, room);
+      attend<Cache>(op, span, item % heads, chunk, room, at(item, chunk));
     });
-    each((int)tiles_.size() * heads, 1, thread, round, [&](int item, int) {
-      const Tile& tile = tiles_[item / heads];
-      int chunk = (int)(first_key(op, tile) / CHUNK);
+    each((int)spans_.size() * heads, 1, thread, round, [&](int item, int) {
+      const Span& span = spans_[item / heads];
+      int chunk = (int)(first_key(op, span) / CHUNK);
       Partial found = at(item, chunk);
-      while (++chunk < chunks && seen(tile, chunk)) merge(found, at(item, chunk), tile.count * op.heads.ratio(), dim);
-      finish(op, tile, item % heads, found);
+      while (++chunk < chunks && seen(span, chunk)) merge(found, at(item, chunk), span.count * op.heads.ratio(), dim);
+      finish(op, span, item % heads, found);
     });
   }
 
@@ -632,12 +668,13 @@ class Program {
   Team& team_;
   Rounds rounds_;
   std::unique_ptr<Worker[]> workers_;
-  std::vector<Tile> tiles_;
-  bool single_ = true;  // each request has one tile
+  std::vector<Span> spans_;
+  bool single_ = true;  // each request has one span
   const Step* step_ = nullptr;
   double waited_ = 0.0;  // of the first thread
   int num_groups_ = 1, num_layers_ = 1;
   NextStep next_;
+  AheadCounts counts_;
   bool is_begun_ = false;  // `next_`, by all threads but the first
   std::atomic<bool> is_given_up_{false};
   const std::function<void(int)> walk_ = [this](int thread) { walk(thread); };
@@ -648,7 +685,7 @@ class Program {
 
 extern "C" {
 
-int nonet_abi() { return 5; }
+int nonet_abi() { return 6; }
 
 void* nonet_team(int num_threads) {
   try {
@@ -678,6 +715,7 @@ int nonet_step(void* program, const nonet::Step* step) {
 // Rates [2]: bytes read and operations, per second.
 int nonet_ceilings(void* team, int32_t format, double* rates) {
   try {
+    std::lock_guard<std::recursive_mutex> lock(((nonet::Team*)team)->mutex);
     nonet::Memory memory;
     const uint8_t* data = memory.array<uint8_t>(nonet::READ_BYTES + 8192);
     rates[0] = nonet::bytes_per_second(*(nonet::Team*)team, data);
@@ -687,6 +725,9 @@ int nonet_ceilings(void* team, int32_t format, double* rates) {
     return 1;
   }
 }
+
+// Steps that were begun before they were asked for, and those of them that were asked for.
+void nonet_counts(void* program, nonet::AheadCounts* counts) { *counts = ((nonet::Program*)program)->counts(); }
 
 void nonet_settle(void* program) { ((nonet::Program*)program)->settle(); }
 

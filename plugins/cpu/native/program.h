@@ -1,7 +1,7 @@
 // A model as a list of operations, and one step of it: prefill chunks and decodes in one flat axis of T tokens.
 //
 // The list is made in Python from the architecture (plugins/cpu/program.py), once. A step runs it from front to back on all
-// threads of a team, which meet behind each part. Structs here are those of plugins/cpu/native.py, field by field.
+// threads of a team, which meet behind each part. Structs here are those of plugins/cpu/records.py, field by field.
 #pragma once
 #include <memory>
 

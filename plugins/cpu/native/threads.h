@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -54,6 +55,8 @@ class OwnCore {
 
 class Team {
  public:
+  std::recursive_mutex mutex;  // of all that run, begin or end: models of a process share a team
+
   explicit Team(int size) : size_(size) {
     for (int index = 1; index < size; index++) threads_.emplace_back([this, index] { serve(index); });
   }
@@ -87,7 +90,10 @@ class Team {
   }
   void end() {
     turn_.fetch_add(1);
-    while (present_.load() != 0) pause();
+    int present;
+    for (int spins = 0; (present = present_.load()) != 0; pause()) {
+      if (++spins > MOST_SPINS) present_.wait(present);
+    }
     give_up_ = nullptr;
   }
 
@@ -103,6 +109,7 @@ class Team {
       present_.fetch_add(1);
       if (turn_.load() == turn) (*work_)(index);
       present_.fetch_sub(1);
+      present_.notify_all();
       seen = turn;
     }
   }
