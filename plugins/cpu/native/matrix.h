@@ -317,9 +317,9 @@ static void unpacked_row(const Matrix& matrix, int64_t n, float* out) {
 // --- any number of rows ---------------------------------------------------------------------------------------------------------
 
 #if defined(__AVX512F__)
-constexpr int MOST_FLOAT_ROWS = 12, MOST_INT_ROWS = 6, MOST_INT4_ROWS = 4;  // as registers allow: 32 of 16 lanes
+constexpr int MOST_FLOAT_ROWS = 12, MOST_INT_ROWS = 6, MOST_UNPACKED_ROWS = 5, MOST_INT4_ROWS = 4;  // as registers allow: 32 of 16 lanes
 #else
-constexpr int MOST_FLOAT_ROWS = 2, MOST_INT_ROWS = 1, MOST_INT4_ROWS = 1;  // 16 of 8 lanes
+constexpr int MOST_FLOAT_ROWS = 2, MOST_INT_ROWS = 1, MOST_UNPACKED_ROWS = 1, MOST_INT4_ROWS = 1;  // 16 of 8 lanes
 #endif
 constexpr int UNPACK_ROWS = 16;  // from so many rows on a tile of INT4 is unpacked
 
@@ -337,22 +337,21 @@ INLINE void in_blocks(int64_t row, int count, Kernel kernel) {
   }
 }
 
-template <int MOST>
-INLINE int num_blocks(int count) {
-  if constexpr (MOST > 1) {
-    return count / MOST + (count % MOST ? num_blocks<(MOST > 6 ? 6 : MOST - 1)>(count % MOST) : 0);
-  }
-  return count;
+template <int MOST, class Kernel>
+INLINE void with_rows(int count, Kernel kernel) {
+  if (count == MOST) return kernel.template operator()<MOST>();
+  if constexpr (MOST > 1) with_rows<MOST - 1>(count, kernel);
 }
 
-// The same with what each block has to fetch: kernel<M>(row, fetching).
+// The same in blocks of equal size, with what each has to fetch: kernel<M>(row, fetching). A small last one would be bound by loads.
 template <int MOST, class Kernel>
 INLINE void in_blocks_fetching(int64_t row, int count, const uint8_t* next, Kernel kernel) {
-  Fetching fetching{next, 0, num_blocks<MOST>(count)};
-  in_blocks<MOST>(row, count, [&]<int M>(int64_t r) {
-    kernel.template operator()<M>(r, fetching);
-    fetching.block++;
-  });
+  Fetching fetching{next, 0, (count + MOST - 1) / MOST};
+  for (int size; count > 0; row += size, count -= size, fetching.block++) {
+    const int left = fetching.blocks - fetching.block;
+    size = (count + left - 1) / left;
+    with_rows<MOST>(size, [&]<int M>() { kernel.template operator()<M>(row, fetching); });
+  }
 }
 
 // out[(r - row) * stride + 0..31] of rows [row, row + count) and one tile, bias included. `next`: the tile behind this one.
@@ -392,7 +391,7 @@ static void product(
         break;
       }
       unpack_int4(data, k, scratch.bytes, scratch.factors);
-      in_blocks_fetching<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
+      in_blocks_fetching<MOST_UNPACKED_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
         tile_int4_unpacked<M>(rows, r, scratch.bytes, scratch.factors, k, at(r), stride, fetching);
       });
   }
