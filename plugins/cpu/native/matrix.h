@@ -140,6 +140,19 @@ static void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, in
   EACH_ROW store(out + m * stride, low[m]), store(out + m * stride + 16, high[m]);
 }
 
+// a and b [M] += rows times a group of 32 x 32 bytes, of which a has the first 16 outputs.
+template <int M>
+INLINE void add_group(int64_t stride, const int8_t* from, const uint8_t* bytes, I16 (&a)[M], I16 (&b)[M]) {
+  for (int i = 0; i < GROUP; i += 4, bytes += 128) {
+    I16 first = load<I16>(bytes), second = load<I16>(bytes + 64);
+    EACH_ROW {
+      int32_t four = four_bytes(from + m * stride + i);
+      a[m] = dot4(a[m], first, four);
+      b[m] = dot4(b[m], second, four);
+    }
+  }
+}
+
 // Weights are bytes above 128: (w + 128) * a, less 128 times the sum of a.
 template <int M>
 static void tile_int8(
@@ -156,14 +169,8 @@ static void tile_int8(
     fetching.fetch<GROUP * TILE>(weights, group, k / GROUP);
     I16 a[M], b[M];
     EACH_ROW a[m] = b[m] = all_int(sums[m * groups + group]);
-    for (int i = 0; i < GROUP; i += 4, tile += 128) {
-      I16 first = load<I16>(tile), second = load<I16>(tile + 64);
-      EACH_ROW {
-        int32_t four = four_bytes(from + (int64_t)m * rows.stride + i);
-        a[m] = dot4(a[m], first, four);
-        b[m] = dot4(b[m], second, four);
-      }
-    }
+    add_group<M>(rows.stride, from, tile, a, b);
+    tile += TILE * GROUP;
     EACH_ROW {
       float scale = scales[m * groups + group];
       low[m] = to_float(a[m]) * scale + low[m];
@@ -189,14 +196,8 @@ static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile,
     I16 a[M], b[M];
     EACH_ROW a[m] = b[m] = all_int(sums[m * groups + group]);
     tile += 64;
-    for (int i = 0; i < GROUP; i += 4, tile += 128) {
-      I16 first = load<I16>(tile), second = load<I16>(tile + 64);
-      EACH_ROW {
-        int32_t four = four_bytes(from + (int64_t)m * rows.stride + i);
-        a[m] = dot4(a[m], first, four);
-        b[m] = dot4(b[m], second, four);
-      }
-    }
+    add_group<M>(rows.stride, from, tile, a, b);
+    tile += TILE * GROUP;
     EACH_ROW {
       float scale = scales[m * groups + group];
       low[m] = to_float(a[m]) * (scale_a * scale) + low[m];
@@ -255,14 +256,8 @@ static void tile_int4_unpacked(
     fetching.fetch<INT4_GROUP_BYTES>(nullptr, group, k / GROUP);
     I16 a[M], b[M];
     EACH_ROW a[m] = b[m] = I16{};
-    for (int i = 0; i < GROUP; i += 4, bytes += 128) {
-      I16 first = load<I16>(bytes), second = load<I16>(bytes + 64);
-      EACH_ROW {
-        int32_t four = four_bytes(from + (int64_t)m * rows.stride + i);
-        a[m] = dot4(a[m], first, four);
-        b[m] = dot4(b[m], second, four);
-      }
-    }
+    add_group<M>(rows.stride, from, bytes, a, b);
+    bytes += TILE * GROUP;
     F16 scale_a = load<F16>(factors), scale_b = load<F16>(factors + 16);
     F16 least_a = load<F16>(factors + 32), least_b = load<F16>(factors + 48);
     EACH_ROW {

@@ -163,6 +163,23 @@ INLINE F16 dot2(F16 acc, I16 pairs, int32_t pair) {
 #endif
 }
 
+#if defined(__AVX2__)
+// acc[i] += bytes 0 and 2 times the two words of `even`, bytes 1 and 3 times those of `odd`, which are the same for all i.
+template <class Sum>
+INLINE Sum dot_words(Sum acc, I16 bytes, __m256i even, __m256i odd) {
+  const __m256i low = _mm256_set1_epi32(0x00ff00ff);
+  __m256i halves[2], sums[2];
+  memcpy(halves, &bytes, 64);
+  memcpy(sums, &acc, 64);
+  UNROLL for (int i = 0; i < 2; i++) {
+    sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_and_si256(halves[i], low), even));
+    sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_srli_epi16(halves[i], 8), odd));
+  }
+  memcpy(&acc, sums, 64);
+  return acc;
+}
+#endif
+
 // acc[i] += sum over j of unsigned[i][j] * signed[j]: 16 times four bytes, and four bytes for all of them. Exact.
 INLINE I16 dot4(I16 acc, I16 bytes, int32_t four) {
 #if defined(__AVX512VNNI__)
@@ -174,16 +191,7 @@ INLINE I16 dot4(I16 acc, I16 bytes, int32_t four) {
   // two bytes become two words, of which a product pair is summed in 32 bits: `maddubs` alone would saturate
   const __m256i even = _mm256_set1_epi32((uint16_t)parts[0] | ((uint32_t)(uint16_t)parts[2] << 16));
   const __m256i odd = _mm256_set1_epi32((uint16_t)parts[1] | ((uint32_t)(uint16_t)parts[3] << 16));
-  const __m256i low = _mm256_set1_epi32(0x00ff00ff);
-  __m256i halves[2], sums[2];
-  memcpy(halves, &bytes, 64);
-  memcpy(sums, &acc, 64);
-  UNROLL for (int i = 0; i < 2; i++) {
-    sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_and_si256(halves[i], low), even));
-    sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_srli_epi16(halves[i], 8), odd));
-  }
-  memcpy(&acc, sums, 64);
-  return acc;
+  return dot_words(acc, bytes, even, odd);
 #else
   acc += (bytes & 0xff) * parts[0] + ((bytes >> 8) & 0xff) * parts[1];
   return acc + ((bytes >> 16) & 0xff) * parts[2] + ((bytes >> 24) & 0xff) * parts[3];
@@ -222,16 +230,7 @@ typedef U16 WordSum;
 INLINE WordSum dot4_words(WordSum acc, I16 bytes, const int64_t* four) {
 #if defined(__AVX2__)
   const __m256i even = _mm256_set1_epi32(four_bytes(four)), odd = _mm256_set1_epi32(four_bytes((const char*)four + 4));
-  const __m256i low = _mm256_set1_epi32(0x00ff00ff);
-  __m256i halves[2], sums[2];
-  memcpy(halves, &bytes, 64);
-  memcpy(sums, &acc, 64);
-  UNROLL for (int i = 0; i < 2; i++) {
-    sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_and_si256(halves[i], low), even));
-    sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_srli_epi16(halves[i], 8), odd));
-  }
-  memcpy(&acc, sums, 64);
-  return acc;
+  return dot_words(acc, bytes, even, odd);
 #else
   int16_t words[4];
   memcpy(words, four, 8);
