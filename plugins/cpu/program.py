@@ -176,9 +176,9 @@ class Program:
         return counts
 
     def ceilings(self, form: Format) -> tuple[float, float]:
-        """Bytes read, and operations with rows of this format, per second: measured now, in about a second."""
+        """Bytes read, and operations with weights of this format, per second: measured now, in about a second."""
         rates = (ctypes.c_double * 2)()
-        if self._library.handle.nonet_ceilings(self._team, form.of_rows, rates):
+        if self._library.handle.nonet_ceilings(self._team, form, rates):
             raise MemoryError("native code: no memory to read from")
         return rates[0], rates[1]
 

@@ -18,33 +18,48 @@ namespace nonet {
 
 constexpr int SUB = 16;      // tokens of a block of the cache as kernels see it
 constexpr int CHUNK = 256;   // positions
-constexpr int MOST_ROWS = 12;  // query heads at once
+constexpr int MOST_ROWS = 12;  // query heads that share keys
+constexpr int ROWS_TOGETHER = LANES == 16 ? MOST_ROWS : 4;  // in registers
 constexpr float MASKED = -1e30f;
 
 // Of a cache whose numbers stand for themselves. `PACK` numbers of a key lie side by side in four bytes, `TOKENS` of a value.
 struct PlainCache {
-  typedef int32_t Query;  // what a row has for the numbers that lie side by side
   typedef F16 Sum;
   typedef I16 Values;  // 16 dimensions of TOKENS tokens
   static constexpr bool SCALED = false;
   static constexpr int HEAD_BYTES = 0;  // before the keys of 16 tokens
   static constexpr int EXTRA = 0;       // entries behind a row's query
   INLINE Values values(const void* from) { return load<I16>(from); }
-  INLINE F16 scores(Sum sum, const Query*, const float*) { return sum; }
+  INLINE F16 scores(Sum sum, const void*, const float*) { return sum; }
 };
 struct BfloatCache : PlainCache {
   typedef uint16_t Element;
-  typedef uint16_t Weight;
+  typedef Factor Weight;
+  struct Query {  // what a row has for the numbers that lie side by side
+    Factor two[2];
+  };
   static constexpr int PACK = 2, TOKENS = 2;
-  INLINE F16 product(F16 acc, I16 numbers, int32_t unit) { return dot2(acc, numbers, unit); }
+  template <class S, class V>
+  INLINE S product(S acc, V numbers, const Factor* two) {
+    if constexpr (IS_PAIR<S>) {
+      return {product(acc.a, numbers.a, two), product(acc.b, numbers.b, two)};
+    } else {
+      return dot2(acc, numbers, two);
+    }
+  }
+  INLINE F16 product(F16 acc, I16 numbers, const Query& query) { return product(acc, numbers, query.two); }
   INLINE void pack(Element* to, F16 value) { store_bf16(to, value); }
+  INLINE void pack_factors(Factor* to, F16 value) { store_factors(to, value); }
 };
 struct FloatCache : PlainCache {
   typedef float Element;
   typedef float Weight;
+  typedef float Query;
   static constexpr int PACK = 1, TOKENS = 1;
-  INLINE F16 product(F16 acc, I16 numbers, int32_t unit) { return as_float(numbers) * four_bytes_as_float(unit) + acc; }
+  INLINE F16 product(F16 acc, I16 numbers, float factor) { return as_float(numbers) * factor + acc; }
+  INLINE F16 product(F16 acc, I16 numbers, const float* factor) { return product(acc, numbers, *factor); }
   INLINE void pack(Element* to, F16 value) { store(to, value); }
+  INLINE void pack_factors(float* to, F16 value) { store(to, value); }
 };
 
 // Integers up to `limit` and what they are multiples of; that is NaN, and they are 0, where a number is infinite or none.
@@ -63,7 +78,7 @@ struct Rounding {
     inverse = finite && peak > 1e-30f ? limit / peak : 0.0f;
     scale = finite ? peak / limit : NAN;
   }
-  MEMBER I16 of(F16 value) const { return finite ? __builtin_convertvector(rounded(value * inverse), I16) : I16{}; }
+  MEMBER I16 of(F16 value) const { return finite ? to_int(rounded(value * inverse)) : I16{}; }
 };
 
 struct Int8Cache {
@@ -77,19 +92,19 @@ struct Int8Cache {
   static constexpr float MOST_QUERY = 127 * 256 + 127;  // two signed bytes; its products with bytes fit 32 bits up to 512 dimensions
 
   INLINE Sum product(Sum acc, I16 numbers, const Query& unit) { return dot4_words(acc, numbers, &unit); }
-  INLINE F16 product(F16 acc, F16 numbers, int32_t unit) { return numbers * four_bytes_as_float(unit) + acc; }
+  INLINE F16 product(F16 acc, F16 numbers, const float* factor) { return numbers * *factor + acc; }
   INLINE Values values(const void* from) { return widen(load<B16>(from)); }
 
   // `extra`: of the row, its scale and what the 128 that each byte of a key is too large sum up to.
   INLINE F16 scores(Sum sum, const Query* extra, const float* key_scales) {
-    float scale = four_bytes_as_float(four_bytes(extra));
-    I16 found = (I16)(total(sum) - (uint32_t)four_bytes((const char*)extra + 4));
+    float scale = load<float>(extra);
+    I16 found = as<I16>(total(sum) - (uint32_t)four_bytes((const char*)extra + 4));
     return to_float(found) * (load<F16>(key_scales) * scale);
   }
 
   static float pack_numbers(Element* to, const float* from, int count, int above) {
     Rounding rounding(from, count, 1.0f, 127.0f);
-    for (int i = 0; i < count; i += 16) store(to + i, __builtin_convertvector(rounding.of(load<F16>(from + i)) + above, B16));
+    for (int i = 0; i < count; i += 16) store(to + i, converted<B16>(rounding.of(load<F16>(from + i)) + above));
     return rounding.scale;
   }
 
@@ -97,8 +112,10 @@ struct Int8Cache {
     Rounding rounding(from, dim, factor, MOST_QUERY);
     int32_t total = 0;
     for (int i = 0; i < dim; i += 16) {
-      I16 numbers = rounding.of(load<F16>(from + i) * factor);
-      total += sum(numbers);
+      I16 rounded = rounding.of(load<F16>(from + i) * factor);
+      total += sum(rounded);
+      alignas(64) int32_t numbers[16];
+      store(numbers, rounded);
       UNROLL for (int j = 0; j < 16; j += 4) *to++ = four_words(numbers[j], numbers[j + 1], numbers[j + 2], numbers[j + 3]);
     }
     total *= 128;
@@ -153,7 +170,7 @@ INLINE void pack_query(typename Cache::Query* to, const float* from, int dim, fl
   if constexpr (Cache::SCALED) {
     Cache::pack_query(to, from, dim, factor);
   } else {
-    for (int i = 0; i < dim; i += 16) Cache::pack((typename Cache::Element*)to + i, load<F16>(from + i) * factor);
+    for (int i = 0; i < dim; i += 16) Cache::pack_factors((typename Cache::Weight*)to + i, load<F16>(from + i) * factor);
   }
 }
 
@@ -186,10 +203,9 @@ struct Partial {
 
 INLINE void merge_row(float* most, float* total, float* values, float other_most, float other_total, const float* other, int dim) {
   float joint = other_most > *most ? other_most : *most;
-  F16 two = all(0.0f);
-  two[0] = *most - joint, two[1] = other_most - joint;
-  two = exp(two);
-  float mine = two[0], theirs = two[1];
+  alignas(64) float two[16] = {*most - joint, other_most - joint};
+  F16 factors = exp(load<F16>(two));
+  float mine = lane(factors, 0), theirs = lane(factors, 1);
   for (int i = 0; i < dim; i += 16) store(values + i, load<F16>(values + i) * mine + load<F16>(other + i) * theirs);
   *total = *total * mine + other_total * theirs;
   *most = joint;
@@ -258,10 +274,10 @@ struct ChunkWork {
   MEMBER F16 visible(int row, int64_t sub, F16 scores) const {
     int64_t last = last_seen(row) - sub * SUB, first = heads.window ? last - heads.window + 1 : 0;
     if (last >= SUB - 1 && first <= 0) return scores;
-    I16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    I16 hidden = lane > all_int(last < SUB ? (int32_t)last : SUB);
-    if (first > 0) hidden |= lane < all_int(first < SUB ? (int32_t)first : SUB);
-    return hidden ? all(MASKED) : scores;
+    alignas(64) static const int32_t OFFSETS[SUB] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    I16 offset = load<I16>(OFFSETS), hidden = offset > all_int(last < SUB ? (int32_t)last : SUB);
+    if (first > 0) hidden |= offset < all_int(first < SUB ? (int32_t)first : SUB);
+    return select(hidden, all(MASKED), scores);
   }
 
   // Weights of one row from its scores: to `scratch.weights`, with their maximum and sum. The scales of values go into them.
@@ -273,12 +289,12 @@ struct ChunkWork {
     *most = largest(peak);
     for (int64_t sub = first_sub; sub <= last_sub; sub++) {
       F16 score = load<F16>(scores + sub * SUB);
-      F16 weight = score <= all(MASKED) ? zeros() : exp(score - *most);
+      F16 weight = select(score <= all(MASKED), zeros(), exp(score - *most));
       sums += weight;
       if constexpr (Cache::SCALED) {  // that of a token that is not seen may be anything, also NaN
-        store(weights + sub * SUB, score <= all(MASKED) ? zeros() : weight * load<F16>(scratch.scales + (sub * SUB - start)));
+        store(weights + sub * SUB, select(score <= all(MASKED), zeros(), weight * load<F16>(scratch.scales + (sub * SUB - start))));
       } else {
-        Cache::pack(weights + sub * SUB, weight);
+        Cache::pack_factors(weights + sub * SUB, weight);
       }
     }
     *total = sum(sums);
@@ -288,15 +304,15 @@ struct ChunkWork {
   MEMBER void weigh(int row, int64_t first_sub, int64_t last_sub, int column, float* out) const {
     F16 acc[R][WIDTH];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < WIDTH; v++) acc[r][v] = zeros();
-    const char* weights = (const char*)((const Weight*)scratch.weights + (int64_t)row * CHUNK - start);
+    const Weight* weights = (const Weight*)scratch.weights + (int64_t)row * CHUNK - start;
     for (int64_t sub = first_sub; sub <= last_sub; sub++) {
       const Element* from = values(sub) + column * Cache::TOKENS;
       for (int u = 0; u < SUB / Cache::TOKENS; u++, from += heads.head_dim * Cache::TOKENS) {
         typename Cache::Values numbers[WIDTH];
         UNROLL for (int v = 0; v < WIDTH; v++) numbers[v] = Cache::values(from + v * 16 * Cache::TOKENS);
         UNROLL for (int r = 0; r < R; r++) {
-          int32_t unit = four_bytes(weights + ((int64_t)r * CHUNK + sub * SUB) * sizeof(Weight) + u * 4);
-          UNROLL for (int v = 0; v < WIDTH; v++) acc[r][v] = Cache::product(acc[r][v], numbers[v], unit);
+          const Weight* of_tokens = weights + (int64_t)r * CHUNK + sub * SUB + u * Cache::TOKENS;
+          UNROLL for (int v = 0; v < WIDTH; v++) acc[r][v] = Cache::product(acc[r][v], numbers[v], of_tokens);
         }
       }
     }
@@ -328,7 +344,7 @@ struct ChunkWork {
 
   template <int R>
   MEMBER void rows(int row, int64_t first_sub, int64_t last_sub, const Partial& found) const {
-    constexpr int BLOCKS = R <= 3 ? 4 : R <= 6 ? 2 : 1, WIDTH = R <= 6 ? 4 : 2;
+    constexpr int BLOCKS = LANES == 16 ? (R <= 3 ? 4 : R <= 6 ? 2 : 1) : 4 / R, WIDTH = LANES == 16 ? (R <= 6 ? 4 : 2) : 4 / R;
     int64_t sub = first_sub;
     for (; sub + BLOCKS - 1 <= last_sub; sub += BLOCKS) score<R, BLOCKS>(row, sub);
     for (; sub <= last_sub; sub++) score<R, 1>(row, sub);
@@ -340,7 +356,7 @@ struct ChunkWork {
 
   void run(const Partial& found) const {
     make_tail();
-    in_blocks<MOST_ROWS>(0, span.count * heads.ratio(), [&]<int R>(int64_t row) {
+    in_blocks<ROWS_TOGETHER>(0, span.count * heads.ratio(), [&]<int R>(int64_t row) {
       rows<R>((int)row, first_key / SUB, last_key / SUB, found);
     });
   }

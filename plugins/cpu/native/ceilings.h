@@ -44,33 +44,40 @@ static double bytes_per_second(Team& team, const uint8_t* data) {
   return (double)READ_BYTES / seconds;
 }
 
-// Multiplications and additions of the instructions that multiply rows of this format.
-static double operations_per_second(Team& team, int format) {
+// Multiplications and additions, `each` to a lane, of product(sum, numbers), in as many chains as registers keep.
+template <class V, class Product>
+static double products_per_second(Team& team, int each, Product product) {
   constexpr int CHAINS = 12, PIECES = 64;
   std::atomic<int32_t> kept{0};
   std::atomic<int> next{0};
   double seconds = best_seconds(team, [&] { next = 0; }, [&](int thread) {
-    F16 floats[CHAINS];
-    I16 ints[CHAINS];
-    UNROLL for (int c = 0; c < CHAINS; c++) floats[c] = all((float)c), ints[c] = all_int(c);  // or the compiler would make one of them
-    I16 numbers = all_int(0x01010101 + thread);
+    V sums[CHAINS];
+    UNROLL for (int c = 0; c < CHAINS; c++) sums[c] = (V)(Ints{} + c);  // or the compiler would make one of them
+    Ints numbers = Ints{} + (0x01010101 + thread);
     while (next.fetch_add(1) < PIECES) {
       for (int n = 0; n < PRODUCTS / PIECES; n++) {
-        UNROLL for (int c = 0; c < CHAINS; c++) {
-          if (format == FLOAT32) floats[c] = as_float(numbers) * 0.5f + floats[c];
-          if (format == BFLOAT16) floats[c] = dot2(floats[c], numbers, 0x3f803f80);
-          if (format >= INT8) ints[c] = dot4(ints[c], numbers, 0x01010101);
-        }
+        UNROLL for (int c = 0; c < CHAINS; c++) sums[c] = product(sums[c], numbers);
         asm volatile("" : "+m"(numbers));  // may be others in each round
       }
     }
-    F16 all_floats = zeros();
-    I16 all_ints = {};
-    UNROLL for (int c = 0; c < CHAINS; c++) all_floats += floats[c], all_ints += ints[c];
-    kept += (int32_t)sum(all_floats) + sum(all_ints);
+    Ints total = {};
+    UNROLL for (int c = 0; c < CHAINS; c++) total += (Ints)sums[c];
+    kept += total[0] + total[LANES - 1];
   });
-  const int products = format == FLOAT32 ? 16 : format == BFLOAT16 ? 32 : 64;
-  return 2.0 * products * CHAINS * PRODUCTS / seconds;
+  return 2.0 * each * LANES * CHAINS * PRODUCTS / seconds;
+}
+
+// Of the instructions that multiply with weights of this format.
+static double operations_per_second(Team& team, int format) {
+  alignas(8) const Factor factors[2] = {};
+  alignas(8) const Digit digits[4] = {1, 1, 1, 1};
+  const SmallDigit small_digits[4] = {1, 1, 1, 1};
+  switch (format) {
+    case FLOAT32: return products_per_second<Floats>(team, 1, [&](Floats sum, Ints numbers) { return (Floats)numbers * 0.5f + sum; });
+    case BFLOAT16: return products_per_second<Floats>(team, 2, [&](Floats sum, Ints numbers) { return dot2(sum, numbers, factors); });
+    case INT4: return products_per_second<Ints>(team, 4, [&](Ints sum, Ints numbers) { return dot4_small(sum, numbers, small_digits); });
+    default: return products_per_second<Ints>(team, 4, [&](Ints sum, Ints numbers) { return dot4(sum, numbers, digits); });
+  }
 }
 
 }  // namespace nonet

@@ -41,25 +41,31 @@ struct Matrix {
   const uint8_t* tile(int index) const { return data + index * tile_bytes(format, k); }
 };
 
-// Activations [rows, padded(k)] in the format that a matrix takes: float32, bfloat16, or int8 with a scale for each group.
+// Activations [rows, padded(k)] in the format that a matrix takes: float32, factors of bfloat16, or int8 with a scale for each group.
 struct Rows {
   int32_t stride;  // padded(k)
   float* floats;
-  uint16_t* halves;
+  Factor* factors;
   int8_t* bytes;
-  float* scales;  // [rows, stride / GROUP]
-  int32_t* sums;  // likewise: -128 times that of the int8 numbers
+  int16_t* words;  // the same numbers, where `Digit` is that
+  float* scales;   // [rows, stride / GROUP]
+  int32_t* sums;   // likewise: -128 times that of the int8 numbers
+  template <class Kind>  // Digit or SmallDigit
+  const Kind* digits() const {
+    return sizeof(Kind) == 1 ? (const Kind*)bytes : (const Kind*)words;
+  }
 };
 
-INLINE void quantize_group(const float* from, int8_t* to, float* scale, int32_t* total) {
+INLINE void quantize_group(const Rows& rows, int64_t at, const float* from) {
   F16 a = load<F16>(from), b = load<F16>(from + 16);
   float most = largest(max(max(a, -a), max(b, -b)));
   float inverse = most > 0.0f ? 127.0f / most : 0.0f;
-  I16 first = __builtin_convertvector(rounded(a * inverse), I16), second = __builtin_convertvector(rounded(b * inverse), I16);
-  store(to, __builtin_convertvector(first, B16));
-  store(to + 16, __builtin_convertvector(second, B16));
-  *scale = has_nan(a, b) ? NAN : most / 127.0f;  // NaN stays NaN, which a maximum may lose
-  *total = -128 * sum(first + second);
+  I16 first = to_int(rounded(a * inverse)), second = to_int(rounded(b * inverse));
+  store(rows.bytes + at, converted<B16>(first));
+  store(rows.bytes + at + 16, converted<B16>(second));
+  if constexpr (sizeof(Digit) > 1) store_digits((Digit*)rows.words + at, first), store_digits((Digit*)rows.words + at + 16, second);
+  rows.scales[at / GROUP] = has_nan(a, b) ? NAN : most / 127.0f;  // NaN stays NaN, which a maximum may lose
+  rows.sums[at / GROUP] = -128 * sum(first + second);
 }
 
 // `count` numbers (a multiple of 32) become columns [column, column + count) of a row.
@@ -68,210 +74,239 @@ INLINE void put(const Rows& rows, int format, int64_t row, int column, const flo
   if (format == FLOAT32) {
     memcpy(rows.floats + at, from, count * 4);
   } else if (format == BFLOAT16) {
-    for (int i = 0; i < count; i += 16) store_bf16(rows.halves + at + i, load<F16>(from + i));
+    for (int i = 0; i < count; i += 16) store_factors(rows.factors + at + i, load<F16>(from + i));
   } else {
-    for (int i = 0; i < count; i += GROUP) {
-      int64_t group = (at + i) / GROUP;
-      quantize_group(from + i, rows.bytes + at + i, rows.scales + group, rows.sums + group);
-    }
+    for (int i = 0; i < count; i += GROUP) quantize_group(rows, at + i, from + i);
   }
 }
 
 // --- M rows times one tile ------------------------------------------------------------------------------------------------------
 // out[m * stride + 0..31]. Each reads its weights once, from front to back.
 
-#define EACH_ROW UNROLL for (int m = 0; m < M; m++)
+constexpr int PARTS = TILE / LANES;  // registers of a row's outputs
 
-// What to fetch meanwhile. One block of rows fetches a little ahead of itself, and behind the end the start of what is next; several
-// share the next tile among them, group by group.
-struct Fetching {
+// Of a tile with M rows at once: all outputs, or where there are few registers, and many rows to share what becomes of a weight, two.
+template <int M>
+constexpr int WIDTH = LANES == 16 || M <= 2 ? PARTS : 2;
+
+// product(m, p) of M rows and their outputs. Loads of weights are few, or those of activations: what is used last stays in a register.
+template <int M, class Product>
+INLINE void each_product(Product product) {
+  if constexpr (WIDTH<M> > 2) {
+    UNROLL for (int p = 0; p < WIDTH<M>; p++) UNROLL for (int m = 0; m < M; m++) product(m, p);
+  } else {
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int p = 0; p < WIDTH<M>; p++) product(m, p);
+  }
+}
+#define EACH_PRODUCT(...) each_product<M>([&](int m, int p) __attribute__((always_inline)) { __VA_ARGS__; })
+
+// One of several over a tile: where it begins in the tile's outputs, and what to fetch meanwhile. A single one fetches a little ahead
+// of itself, and behind the end the start of what is next; several share the next tile among them, group by group.
+struct Pass {
   const uint8_t* next;
-  int block, blocks;  // of rows on this tile
+  int number, count;
+  int part;  // the first
 
   template <int BYTES>  // of a group
   MEMBER void fetch(const uint8_t* tile, int group, int groups) const {
     constexpr int DISTANCE = (2048 + BYTES - 1) / BYTES;
     const uint8_t* at;
-    if (blocks == 1) {
+    if (count == 1) {
       at = group + DISTANCE < groups ? tile + (group + DISTANCE) * BYTES : next + std::min(group + DISTANCE - groups, groups - 1) * BYTES;
     } else {
-      if (group % blocks != block) return;
+      if (group % count != number) return;
       at = next + group * BYTES;
     }
     UNROLL for (int i = 0; i < BYTES; i += 64) prefetch(at + i);
   }
 };
 
+// Of M rows: in registers, or in memory where integers need all those.
 template <int M>
-static void tile_float32(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Fetching& fetching) {
-  const float* weights = (const float*)tile;
-  const float* from = rows.floats + row * rows.stride;
-  F16 low[M], high[M];
-  EACH_ROW low[m] = high[m] = zeros();
-  for (int i = 0; i < k; i++, weights += TILE) {
-    if (i % GROUP == 0) fetching.fetch<GROUP * TILE * 4>(tile, i / GROUP, k / GROUP);
-    F16 a = load<F16>(weights), b = load<F16>(weights + 16);
-    EACH_ROW {
-      float x = from[(int64_t)m * rows.stride + i];
-      low[m] = a * x + low[m];
-      high[m] = b * x + high[m];
+struct Totals {
+  static constexpr bool IN_REGISTERS = LANES == 16 || M == 1;
+  float* out;
+  int64_t stride;
+  Floats kept[M][WIDTH<M>];
+  MEMBER Totals(float* out, int64_t stride) : out(out), stride(stride) { EACH_PRODUCT(set(m, p, Floats{})); }
+  MEMBER Floats get(int m, int p) const { return IN_REGISTERS ? kept[m][p] : load<Floats>(out + m * stride + p * LANES); }
+  MEMBER void set(int m, int p, Floats value) {
+    if (IN_REGISTERS) {
+      kept[m][p] = value;
+    } else {
+      store(out + m * stride + p * LANES, value);
     }
   }
-  EACH_ROW store(out + m * stride, low[m]), store(out + m * stride + 16, high[m]);
+  MEMBER void finish() const {
+    if (IN_REGISTERS) EACH_PRODUCT(store(out + m * stride + p * LANES, kept[m][p]));
+  }
+};
+
+template <int M>
+static void tile_float32(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Pass& pass) {
+  const float* weights = (const float*)tile + pass.part * LANES;
+  const float* from = rows.floats + row * rows.stride;
+  Floats sums[M][WIDTH<M>] = {};
+  for (int i = 0; i < k; i++, weights += TILE) {
+    if (i % GROUP == 0) pass.fetch<GROUP * TILE * 4>(tile, i / GROUP, k / GROUP);
+    EACH_PRODUCT(sums[m][p] = load<Floats>(weights + p * LANES) * from[(int64_t)m * rows.stride + i] + sums[m][p]);
+  }
+  EACH_PRODUCT(store(out + m * stride + p * LANES, sums[m][p]));
 }
 
 template <int M>
-static void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Fetching& fetching) {
-  const uint16_t* from = rows.halves + row * rows.stride;
-  F16 low[M], high[M];
-  EACH_ROW low[m] = high[m] = zeros();
+static void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Pass& pass) {
+  const Factor* from = rows.factors + row * rows.stride;
+  Floats sums[M][WIDTH<M>] = {};
   for (int group = 0; group < k / GROUP; group++, from += GROUP) {
-    const uint8_t* weights = tile + group * GROUP * TILE * 2;
-    fetching.fetch<GROUP * TILE * 2>(tile, group, k / GROUP);
+    const uint8_t* weights = tile + group * GROUP * TILE * 2 + pass.part * sizeof(Ints);
+    pass.fetch<GROUP * TILE * 2>(tile, group, k / GROUP);
     for (int i = 0; i < GROUP; i += 2, weights += 128) {
-      I16 a = load<I16>(weights), b = load<I16>(weights + 64);
-      EACH_ROW {
-        int32_t pair = four_bytes(from + (int64_t)m * rows.stride + i);
-        low[m] = dot2(low[m], a, pair);
-        high[m] = dot2(high[m], b, pair);
+      auto pairs = [&](int p) __attribute__((always_inline)) { return load<Ints>(weights + p * sizeof(Ints)); };
+      auto two = [&](int m) __attribute__((always_inline)) { return from + i + (int64_t)m * rows.stride; };
+      if constexpr (sizeof(Factor) == 2) {
+        EACH_PRODUCT(sums[m][p] = dot2(sums[m][p], pairs(p), two(m)));
+      } else {  // one after the other, or there are too few registers
+        EACH_PRODUCT(sums[m][p] = low_halves(pairs(p)) * (float)two(m)[0] + sums[m][p]);
+        EACH_PRODUCT(sums[m][p] = high_halves(pairs(p)) * (float)two(m)[1] + sums[m][p]);
       }
     }
   }
-  EACH_ROW store(out + m * stride, low[m]), store(out + m * stride + 16, high[m]);
+  EACH_PRODUCT(store(out + m * stride + p * LANES, sums[m][p]));
 }
 
-// a and b [M] += rows times a group of 32 x 32 bytes, of which a has the first 16 outputs.
+// sums += M rows times a group of 32 x 32 bytes.
 template <int M>
-INLINE void add_group(int64_t stride, const int8_t* from, const uint8_t* bytes, I16 (&a)[M], I16 (&b)[M]) {
-  for (int i = 0; i < GROUP; i += 4, bytes += 128) {
-    I16 first = load<I16>(bytes), second = load<I16>(bytes + 64);
-    EACH_ROW {
-      int32_t four = four_bytes(from + m * stride + i);
-      a[m] = dot4(a[m], first, four);
-      b[m] = dot4(b[m], second, four);
-    }
+INLINE void add_group(int64_t stride, const Digit* from, const uint8_t* bytes, Ints (&sums)[M][WIDTH<M>]) {
+  for (int i = 0; i < GROUP; i += 4, bytes += 128, from += 4) {
+    auto four = [&](int p) __attribute__((always_inline)) { return load<Ints>(bytes + p * sizeof(Ints)); };
+#if defined(__AVX512VNNI__)
+    EACH_PRODUCT(sums[m][p] = dot4(sums[m][p], four(p), from + m * stride));
+#else
+    EACH_PRODUCT(sums[m][p] = plus(sums[m][p], two_words(even_bytes(four(p)), Ints{} + four_bytes(from + m * stride))));
+    EACH_PRODUCT(sums[m][p] = plus(sums[m][p], two_words(odd_bytes(four(p)), Ints{} + four_bytes(from + m * stride + 2))));
+#endif
   }
 }
+// The same with bytes below 16, from nothing.
+template <int M>
+INLINE void add_small_group(int64_t stride, const SmallDigit* from, const uint8_t* bytes, Ints (&sums)[M][WIDTH<M>]) {
+  EACH_PRODUCT(sums[m][p] = Ints{});
+  for (int i = 0; i < GROUP; i += 4, bytes += 128, from += 4) {
+    EACH_PRODUCT(sums[m][p] = dot4_small(sums[m][p], load<Ints>(bytes + p * sizeof(Ints)), from + m * stride));
+  }
+  EACH_PRODUCT(sums[m][p] = joined(sums[m][p]));
+}
+
+INLINE Floats as_floats(Ints value) { return __builtin_convertvector(value, Floats); }
 
 // Weights are bytes above 128: (w + 128) * a, less 128 times the sum of a.
 template <int M>
 static void tile_int8(
-    const Rows& rows, int64_t row, const uint8_t* tile, int k, const float* weight_scales, float* out, int64_t stride,
-    const Fetching& fetching) {
-  const uint8_t* weights = tile;
+    const Rows& rows, int64_t row, const uint8_t* tile, int k, const float* weight_scales, float* out, int64_t stride, const Pass& pass) {
+  const uint8_t* weights = tile + pass.part * sizeof(Ints);
   const int groups = rows.stride / GROUP;
-  const int8_t* from = rows.bytes + row * rows.stride;
+  const Digit* from = rows.digits<Digit>() + row * rows.stride;
   const float* scales = rows.scales + row * groups;
   const int32_t* sums = rows.sums + row * groups;
-  F16 low[M], high[M];
-  EACH_ROW low[m] = high[m] = zeros();
+  Totals<M> totals(out, stride);
   for (int group = 0; group < k / GROUP; group++, from += GROUP) {
-    fetching.fetch<GROUP * TILE>(weights, group, k / GROUP);
-    I16 a[M], b[M];
-    EACH_ROW a[m] = b[m] = all_int(sums[m * groups + group]);
-    add_group<M>(rows.stride, from, tile, a, b);
-    tile += TILE * GROUP;
-    EACH_ROW {
-      float scale = scales[m * groups + group];
-      low[m] = to_float(a[m]) * scale + low[m];
-      high[m] = to_float(b[m]) * scale + high[m];
-    }
+    pass.fetch<GROUP * TILE>(tile, group, k / GROUP);
+    Ints found[M][WIDTH<M>];
+    EACH_PRODUCT(found[m][p] = Ints{} + sums[m * groups + group]);
+    add_group<M>(rows.stride, from, weights, found);
+    weights += TILE * GROUP;
+    EACH_PRODUCT(totals.set(m, p, as_floats(found[m][p]) * scales[m * groups + group] + totals.get(m, p)));
   }
-  F16 first = load<F16>(weight_scales), second = load<F16>(weight_scales + 16);
-  EACH_ROW store(out + m * stride, low[m] * first), store(out + m * stride + 16, high[m] * second);
+  EACH_PRODUCT(totals.set(m, p, totals.get(m, p) * load<Floats>(weight_scales + (pass.part + p) * LANES)));
+  totals.finish();
 }
 
 template <int M>
-static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Fetching& fetching) {
+static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Pass& pass) {
   const uint8_t* weights = tile;
   const int groups = rows.stride / GROUP;
-  const int8_t* from = rows.bytes + row * rows.stride;
+  const Digit* from = rows.digits<Digit>() + row * rows.stride;
   const float* scales = rows.scales + row * groups;
   const int32_t* sums = rows.sums + row * groups;
-  F16 low[M], high[M];
-  EACH_ROW low[m] = high[m] = zeros();
+  Totals<M> totals(out, stride);
   for (int group = 0; group < k / GROUP; group++, from += GROUP) {
-    fetching.fetch<INT8_GROUP_BYTES>(weights, group, k / GROUP);
-    F16 scale_a = load_half((const uint16_t*)tile), scale_b = load_half((const uint16_t*)tile + 16);
-    I16 a[M], b[M];
-    EACH_ROW a[m] = b[m] = all_int(sums[m * groups + group]);
-    tile += 64;
-    add_group<M>(rows.stride, from, tile, a, b);
-    tile += TILE * GROUP;
-    EACH_ROW {
-      float scale = scales[m * groups + group];
-      low[m] = to_float(a[m]) * (scale_a * scale) + low[m];
-      high[m] = to_float(b[m]) * (scale_b * scale) + high[m];
-    }
+    pass.fetch<INT8_GROUP_BYTES>(tile, group, k / GROUP);
+    const uint16_t* weight_scales = (const uint16_t*)weights + pass.part * LANES;
+    Ints found[M][WIDTH<M>];
+    EACH_PRODUCT(found[m][p] = Ints{} + sums[m * groups + group]);
+    add_group<M>(rows.stride, from, weights + 64 + pass.part * sizeof(Ints), found);
+    weights += INT8_GROUP_BYTES;
+    EACH_PRODUCT({
+      const Floats scale = load_half<Floats>(weight_scales + p * LANES) * scales[m * groups + group];
+      totals.set(m, p, as_floats(found[m][p]) * scale + totals.get(m, p));
+    });
   }
-  EACH_ROW store(out + m * stride, low[m]), store(out + m * stride + 16, high[m]);
+  totals.finish();
 }
 
 template <int M>
-static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Fetching& fetching) {
+static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Pass& pass) {
   const uint8_t* weights = tile;
   const int groups = rows.stride / GROUP;
-  const int8_t* from = rows.bytes + row * rows.stride;
+  const SmallDigit* from = rows.digits<SmallDigit>() + row * rows.stride;
   const float* scales = rows.scales + row * groups;
   const int32_t* sums = rows.sums + row * groups;
-  F16 low[M], high[M];
-  EACH_ROW low[m] = high[m] = zeros();
-  for (int group = 0; group < k / GROUP; group++, from += GROUP, tile += INT4_GROUP_BYTES) {
-    fetching.fetch<INT4_GROUP_BYTES>(weights, group, k / GROUP);
-    I16 a[M], b[M];
-    EACH_ROW a[m] = b[m] = I16{};
+  Totals<M> totals(out, stride);
+  for (int group = 0; group < k / GROUP; group++, from += GROUP, weights += INT4_GROUP_BYTES) {
+    pass.fetch<INT4_GROUP_BYTES>(tile, group, k / GROUP);
+    const uint16_t* factors = (const uint16_t*)weights + pass.part * LANES;
+    const uint8_t* numbers = weights + 128 + pass.part * sizeof(Ints);
+    Ints found[M][WIDTH<M>];
+    EACH_PRODUCT(found[m][p] = Ints{});
     UNROLL for (int j = 0; j < 4; j++) {
-      I16 first = load<I16>(tile + 128 + j * 128), second = load<I16>(tile + 192 + j * 128);
-      I16 a0 = first & 0x0f0f0f0f, b0 = second & 0x0f0f0f0f;
-      I16 a1 = (I16)(((U16)first >> 4) & 0x0f0f0f0fu), b1 = (I16)(((U16)second >> 4) & 0x0f0f0f0fu);
-      EACH_ROW {
-        const int8_t* at = from + (int64_t)m * rows.stride + j * 8;
-        int32_t four = four_bytes(at), next = four_bytes(at + 4);
-        a[m] = dot4(dot4(a[m], a0, four), a1, next);
-        b[m] = dot4(dot4(b[m], b0, four), b1, next);
+      auto eight = [&](int p) __attribute__((always_inline)) { return load<Unsigneds>(numbers + j * 128 + p * sizeof(Ints)); };
+      auto low = [&](int p) __attribute__((always_inline)) { return (Ints)(eight(p) & 0x0f0f0f0fu); };
+      auto high = [&](int p) __attribute__((always_inline)) { return (Ints)((eight(p) >> 4) & 0x0f0f0f0fu); };
+      auto at = [&](int m) __attribute__((always_inline)) { return from + (int64_t)m * rows.stride + j * 8; };
+      if constexpr (LANES == 16) {
+        EACH_PRODUCT(found[m][p] = dot4_small(dot4_small(found[m][p], low(p), at(m)), high(p), at(m) + 4));
+      } else {
+        EACH_PRODUCT(found[m][p] = dot4_small(found[m][p], low(p), at(m)));
+        EACH_PRODUCT(found[m][p] = dot4_small(found[m][p], high(p), at(m) + 4));
       }
     }
-    F16 scale_a = load_half((const uint16_t*)tile), scale_b = load_half((const uint16_t*)tile + 16);
-    F16 least_a = load_half((const uint16_t*)tile + 32), least_b = load_half((const uint16_t*)tile + 48);
-    EACH_ROW {
-      float scale = scales[m * groups + group], total = scale * ((float)sums[m * groups + group] * (-1.0f / 128.0f));
-      low[m] = to_float(a[m]) * (scale_a * scale) + (least_a * total + low[m]);
-      high[m] = to_float(b[m]) * (scale_b * scale) + (least_b * total + high[m]);
-    }
+    EACH_PRODUCT({
+      const float scale = scales[m * groups + group], total = scale * ((float)sums[m * groups + group] * (-1.0f / 128.0f));
+      const Floats rest = load_half<Floats>(factors + TILE + p * LANES) * total + totals.get(m, p);
+      totals.set(m, p, as_floats(joined(found[m][p])) * (load_half<Floats>(factors + p * LANES) * scale) + rest);
+    });
   }
-  EACH_ROW store(out + m * stride, low[m]), store(out + m * stride + 16, high[m]);
+  totals.finish();
 }
 
 // The same with numbers that `unpack_int4` has made bytes of: worth it where many rows share a tile. Same order, same result.
 template <int M>
 static void tile_int4_unpacked(
-    const Rows& rows, int64_t row, const uint8_t* bytes, const float* factors, int k, float* out, int64_t stride, const Fetching& fetching) {
+    const Rows& rows, int64_t row, const uint8_t* bytes, const float* factors, int k, float* out, int64_t stride, const Pass& pass) {
   const int groups = rows.stride / GROUP;
-  const int8_t* from = rows.bytes + row * rows.stride;
+  const SmallDigit* from = rows.digits<SmallDigit>() + row * rows.stride;
   const float* scales = rows.scales + row * groups;
   const int32_t* sums = rows.sums + row * groups;
-  F16 low[M], high[M];
-  EACH_ROW low[m] = high[m] = zeros();
+  Totals<M> totals(out, stride);
+  bytes += pass.part * sizeof(Ints), factors += pass.part * LANES;
   for (int group = 0; group < k / GROUP; group++, from += GROUP, factors += 64) {
-    fetching.fetch<INT4_GROUP_BYTES>(nullptr, group, k / GROUP);
-    I16 a[M], b[M];
-    EACH_ROW a[m] = b[m] = I16{};
-    add_group<M>(rows.stride, from, bytes, a, b);
+    pass.fetch<INT4_GROUP_BYTES>(nullptr, group, k / GROUP);
+    Ints found[M][WIDTH<M>];
+    add_small_group<M>(rows.stride, from, bytes, found);
     bytes += TILE * GROUP;
-    F16 scale_a = load<F16>(factors), scale_b = load<F16>(factors + 16);
-    F16 least_a = load<F16>(factors + 32), least_b = load<F16>(factors + 48);
-    EACH_ROW {
-      float scale = scales[m * groups + group], total = scale * ((float)sums[m * groups + group] * (-1.0f / 128.0f));
-      low[m] = to_float(a[m]) * (scale_a * scale) + (least_a * total + low[m]);
-      high[m] = to_float(b[m]) * (scale_b * scale) + (least_b * total + high[m]);
-    }
+    EACH_PRODUCT({
+      const float scale = scales[m * groups + group], total = scale * ((float)sums[m * groups + group] * (-1.0f / 128.0f));
+      const Floats rest = load<Floats>(factors + TILE + p * LANES) * total + totals.get(m, p);
+      totals.set(m, p, as_floats(found[m][p]) * (load<Floats>(factors + p * LANES) * scale) + rest);
+    });
   }
-  EACH_ROW store(out + m * stride, low[m]), store(out + m * stride + 16, high[m]);
+  totals.finish();
 }
 
 static void unpack_int4(const uint8_t* tile, int k, uint8_t* bytes, float* factors) {
   for (int group = 0; group < k / GROUP; group++, tile += INT4_GROUP_BYTES, bytes += TILE * GROUP, factors += 64) {
-    for (int i = 0; i < 64; i += 16) store(factors + i, load_half((const uint16_t*)tile + i));
+    for (int i = 0; i < 64; i += 16) store(factors + i, load_half<F16>((const uint16_t*)tile + i));
     for (int j = 0; j < 4; j++) {
       for (int half = 0; half < 2; half++) {
         U16 packed = load<U16>(tile + 128 + j * 128 + half * 64);
@@ -311,11 +346,8 @@ static void unpacked_row(const Matrix& matrix, int64_t n, float* out) {
 
 // --- any number of rows ---------------------------------------------------------------------------------------------------------
 
-#if defined(__AVX512F__)
-constexpr int MOST_FLOAT_ROWS = 12, MOST_INT_ROWS = 6, MOST_UNPACKED_ROWS = 5, MOST_INT4_ROWS = 4;  // as registers allow: 32 of 16 lanes
-#else
-constexpr int MOST_FLOAT_ROWS = 2, MOST_INT_ROWS = 1, MOST_UNPACKED_ROWS = 1, MOST_INT4_ROWS = 1;  // 16 of 8 lanes
-#endif
+constexpr bool MANY_REGISTERS = LANES == 16;  // 32, not 16
+constexpr int MOST_FLOAT_ROWS = MANY_REGISTERS ? 12 : 6, MOST_INT_ROWS = 6, MOST_UNPACKED_ROWS = 5, MOST_INT4_ROWS = MANY_REGISTERS ? 4 : 5;
 constexpr int UNPACK_ROWS = 16;  // from so many rows on a tile of INT4 is unpacked
 
 struct Scratch {
@@ -338,14 +370,19 @@ INLINE void with_rows(int count, Kernel kernel) {
   if constexpr (MOST > 1) with_rows<MOST - 1>(count, kernel);
 }
 
-// The same in blocks of equal size, with what each has to fetch: kernel<M>(row, fetching). A small last one would be bound by loads.
+// The same in blocks of equal size, with all passes over the tile: kernel<M>(row, pass). A small last block would be bound by loads.
 template <int MOST, class Kernel>
-INLINE void in_blocks_fetching(int64_t row, int count, const uint8_t* next, Kernel kernel) {
-  Fetching fetching{next, 0, (count + MOST - 1) / MOST};
-  for (int size; count > 0; row += size, count -= size, fetching.block++) {
-    const int left = fetching.blocks - fetching.block;
+INLINE void in_passes(int64_t row, int count, const uint8_t* next, Kernel kernel) {
+  const int blocks = (count + MOST - 1) / MOST;
+  for (int block = 0, size; block < blocks; block++, row += size, count -= size) {
+    const int left = blocks - block;
     size = (count + left - 1) / left;
-    with_rows<MOST>(size, [&]<int M>() { kernel.template operator()<M>(row, fetching); });
+    with_rows<MOST>(size, [&]<int M>() {
+      constexpr int PASSES = PARTS / WIDTH<M>;
+      for (int i = 0; i < PASSES; i++) {
+        kernel.template operator()<M>(row, Pass{next, block * PASSES + i, blocks * PASSES, i * WIDTH<M>});
+      }
+    });
   }
 }
 
@@ -356,38 +393,38 @@ static void product(
   const int k = padded(matrix.k);
   const uint8_t* data = matrix.tile(tile);
   const float* scales = matrix.scales + (matrix.format == INT8 ? tile * TILE : 0);
-  auto at = [&](int64_t r) { return out + (r - row) * stride; };
+  auto at = [&](int64_t r, const Pass& pass) { return out + (r - row) * stride + pass.part * LANES; };
   switch (matrix.format) {
     case FLOAT32:
-      in_blocks_fetching<MOST_FLOAT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
-        tile_float32<M>(rows, r, data, k, at(r), stride, fetching);
+      in_passes<MOST_FLOAT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+        tile_float32<M>(rows, r, data, k, at(r, pass), stride, pass);
       });
       break;
     case BFLOAT16:
-      in_blocks_fetching<MOST_FLOAT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
-        tile_bfloat16<M>(rows, r, data, k, at(r), stride, fetching);
+      in_passes<MOST_FLOAT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+        tile_bfloat16<M>(rows, r, data, k, at(r, pass), stride, pass);
       });
       break;
     case INT8:
-      in_blocks_fetching<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
-        tile_int8<M>(rows, r, data, k, scales, at(r), stride, fetching);
+      in_passes<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+        tile_int8<M>(rows, r, data, k, scales, at(r, pass), stride, pass);
       });
       break;
     case INT8_GROUPS:
-      in_blocks_fetching<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
-        tile_int8_groups<M>(rows, r, data, k, at(r), stride, fetching);
+      in_passes<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+        tile_int8_groups<M>(rows, r, data, k, at(r, pass), stride, pass);
       });
       break;
     default:
       if (count < UNPACK_ROWS) {
-        in_blocks_fetching<MOST_INT4_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
-          tile_int4<M>(rows, r, data, k, at(r), stride, fetching);
+        in_passes<MOST_INT4_ROWS>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+          tile_int4<M>(rows, r, data, k, at(r, pass), stride, pass);
         });
         break;
       }
       unpack_int4(data, k, scratch.bytes, scratch.factors);
-      in_blocks_fetching<MOST_UNPACKED_ROWS>(row, count, next, [&]<int M>(int64_t r, const Fetching& fetching) {
-        tile_int4_unpacked<M>(rows, r, scratch.bytes, scratch.factors, k, at(r), stride, fetching);
+      in_passes<MOST_UNPACKED_ROWS>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+        tile_int4_unpacked<M>(rows, r, scratch.bytes, scratch.factors, k, at(r, pass), stride, pass);
       });
   }
   if (matrix.bias == nullptr) return;

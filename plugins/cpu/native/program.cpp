@@ -51,16 +51,17 @@ struct FloatBuffer {
 };
 
 struct RowsBuffer {
-  Memory floats, halves, bytes, scales, sums;
+  Memory floats, factors, bytes, words, scales, sums;
   Rows rows{};
   int format = 0;
   void reserve(int64_t count, int width) {
     int stride = padded(width);
     rows.stride = stride;
     if (format == FLOAT32) rows.floats = floats.array<float>(count * stride);
-    if (format == BFLOAT16) rows.halves = halves.array<uint16_t>(count * stride);
+    if (format == BFLOAT16) rows.factors = factors.array<Factor>(count * stride);
     if (format < INT8) return;
     rows.bytes = bytes.array<int8_t>(count * stride);
+    if (sizeof(Digit) > 1) rows.words = words.array<int16_t>(count * stride);
     rows.scales = scales.array<float>(count * stride / GROUP);
     rows.sums = sums.array<int32_t>(count * stride / GROUP);
   }
@@ -376,9 +377,10 @@ class Program {
   INLINE F16 activated(int32_t kind, F16 value) {
     if (kind == SILU) return value / (1.0f + exp(-value));
     if (kind == GELU_TANH) return 0.5f * value * (1.0f + tanh(0.797884561f * (value + 0.044715f * value * value * value)));
-    F16 found;
-    for (int i = 0; i < 16; i++) found[i] = 0.5f * value[i] * (1.0f + std::erf(value[i] * 0.707106781f));
-    return found;
+    alignas(64) float found[16];
+    store(found, value);
+    for (float& each : found) each = 0.5f * each * (1.0f + std::erf(each * 0.707106781f));
+    return load<F16>(found);
   }
 
   void gated(const Op& op, int thread, int& round) {
@@ -430,8 +432,8 @@ class Program {
           F16 value = load<F16>(from + half * 16);
           I16 larger = (value > best.values[half]) | ((value == best.values[half]) & (all_int(tile) < best.tiles[half]));
           best.no_numbers |= value != value;
-          best.values[half] = larger ? value : best.values[half];
-          best.tiles[half] = larger ? all_int(tile) : best.tiles[half];
+          best.values[half] = select(larger, value, best.values[half]);
+          best.tiles[half] = select(larger, all_int(tile), best.tiles[half]);
         }
       }
     });
@@ -445,9 +447,9 @@ class Program {
     for (int thread = 0; thread < team_.size(); thread++) {
       const Best& best = workers_[thread].best.array<Best>(0)[row];
       for (int i = 0; i < TILE; i++) {
-        float value = best.values[i / 16][i % 16];
-        int64_t at = (int64_t)best.tiles[i / 16][i % 16] * TILE + i;
-        no_number |= best.no_numbers[i % 16] != 0;
+        float value = lane(best.values[i / 16], i % 16);
+        int64_t at = (int64_t)lane(best.tiles[i / 16], i % 16) * TILE + i;
+        no_number |= lane(best.no_numbers, i % 16) != 0;
         if (value > peak || (value == peak && at < id)) peak = value, id = at;
       }
     }
@@ -517,7 +519,7 @@ class Program {
   AttentionScratch attention_scratch(const Op& op, int thread) {
     size_t rows = std::max(MOST_ROWS, op.heads.ratio()), dim = op.heads.head_dim;
     Worker& worker = workers_[thread];
-    return {worker.queries.array<int32_t>(rows * dim), worker.scores.array<float>(rows * CHUNK),
+    return {worker.queries.array<float>(rows * (dim + 2)), worker.scores.array<float>(rows * CHUNK),
             worker.weights.array<float>(rows * CHUNK), worker.tail.array<float>(SUB * dim), worker.scales.array<float>(CHUNK)};
   }
 

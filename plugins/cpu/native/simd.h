@@ -1,76 +1,11 @@
-// Sixteen lanes at a time, on any machine: GCC and Clang cut vectors that are wider than the machine's registers. What has no
-// spelling in that language (dot products of small numbers) has a branch for each instruction set, and a plain loop.
+// What numbers become on the way, and products that sum neighbours: these have no spelling in the language of `lanes.h`, so there is
+// a branch for each instruction set, and a plain loop.
 #pragma once
 #include <cmath>
-#include <cstdint>
-#include <cstring>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+
+#include "lanes.h"
 
 namespace nonet {
-
-typedef float F16 __attribute__((vector_size(64)));
-typedef int32_t I16 __attribute__((vector_size(64)));
-typedef uint32_t U16 __attribute__((vector_size(64)));
-typedef uint16_t H16 __attribute__((vector_size(32)));
-typedef int8_t B16 __attribute__((vector_size(16)));
-
-#define INLINE static inline __attribute__((always_inline))
-#define MEMBER inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
-
-template <class V>
-INLINE V load(const void* from) {
-  V value;
-  memcpy(&value, from, sizeof value);
-  return value;
-}
-template <class V>
-INLINE void store(void* to, V value) {
-  memcpy(to, &value, sizeof value);
-}
-INLINE F16 zeros() { return F16{}; }
-INLINE F16 all(float value) { return F16{} + value; }
-INLINE I16 all_int(int32_t value) { return I16{} + value; }
-INLINE F16 as_float(I16 bits) { return (F16)bits; }
-INLINE F16 max(F16 a, F16 b) { return a > b ? a : b; }
-INLINE F16 min(F16 a, F16 b) { return a < b ? a : b; }
-INLINE F16 to_float(I16 value) { return __builtin_convertvector(value, F16); }
-
-INLINE float sum(F16 value) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)value);
-#else
-  float half[8];
-  for (int i = 0; i < 8; i++) half[i] = value[i] + value[i + 8];
-  return ((half[0] + half[4]) + (half[2] + half[6])) + ((half[1] + half[5]) + (half[3] + half[7]));
-#endif
-}
-INLINE float largest(F16 value) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_ps((__m512)value);
-#else
-  float most = value[0];
-  for (int i = 1; i < 16; i++) most = value[i] > most ? value[i] : most;
-  return most;
-#endif
-}
-INLINE bool has_nan(F16 a, F16 b) {
-#if defined(__AVX512F__)
-  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q) != 0;
-#else
-  I16 found = (a != a) | (b != b);
-  int32_t any = 0;
-  UNROLL for (int i = 0; i < 16; i++) any |= found[i];
-  return any != 0;
-#endif
-}
-INLINE int32_t sum(I16 value) {
-  int32_t total = 0;
-  UNROLL for (int i = 0; i < 16; i++) total += value[i];
-  return total;
-}
 
 // To the nearest, ties to even; |value| < 2^22.
 INLINE F16 rounded(F16 value) {
@@ -90,22 +25,22 @@ INLINE F16 exp(F16 value) {
   series = series * rest + 0.5f;
   series = series * rest + 1.0f;
   series = series * rest + 1.0f;
-  I16 power = (__builtin_convertvector(steps, I16) + 127) << 23;
+  I16 power = (to_int(steps) + 127) << 23;
   F16 found = series * as_float(power);
-  found = value < all(-87.0f) ? zeros() : found;
-  return value == value ? found : value;
+  found = select(value < all(-87.0f), zeros(), found);
+  return select(value == value, found, value);
 }
 INLINE F16 tanh(F16 value) { return 1.0f - 2.0f / (exp(2.0f * value) + 1.0f); }
 
 // bfloat16 <-> float32
-INLINE F16 widen(H16 value) { return as_float((I16)(__builtin_convertvector(value, U16) << 16)); }
+INLINE F16 widen(H16 value) { return as<F16>(converted<U16>(value) << 16); }
 INLINE F16 load_bf16(const uint16_t* from) { return widen(load<H16>(from)); }
 INLINE H16 narrow(F16 value) {
 #if defined(__AVX512BF16__)
   return (H16)_mm512_cvtneps_pbh((__m512)value);
 #else
-  U16 bits = (U16)value;
-  return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, H16);
+  U16 bits = as<U16>(value);
+  return converted<H16>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 #endif
 }
 INLINE void store_bf16(uint16_t* to, F16 value) { store(to, narrow(value)); }
@@ -120,25 +55,27 @@ INLINE float widen(uint16_t value) {
 INLINE F16 widen(B16 value) {
 #if defined(__AVX512F__)
   return to_float((I16)_mm512_cvtepi8_epi32((__m128i)value));
-#elif defined(__AVX2__)
-  const __m128i bytes = (__m128i)value;
-  const __m256i halves[2] = {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
-  return to_float(load<I16>(halves));
 #else
-  return to_float(__builtin_convertvector(value, I16));
+  return to_float(converted<I16>(value));
 #endif
 }
 
-// float16 -> float32
-INLINE F16 load_half(const uint16_t* from) {
+// float16 -> float32. Also right for subnormal numbers; infinities do not occur.
+template <class V>
+INLINE V load_half(const uint16_t* from) {
+  if constexpr (IS_PAIR<V>) {
+    return {load_half<decltype(V::a)>(from), load_half<decltype(V::b)>(from + sizeof(V::a) / 4)};
+  } else {
 #if defined(__AVX512F__)
-  return (F16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+    return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__)
+    return (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #else
-  U16 bits = __builtin_convertvector(load<H16>(from), U16);
-  U16 sign = (bits & 0x8000) << 16, rest = bits & 0x7fff;
-  F16 normal = as_float((I16)(rest << 13)) * 0x1p112f;  // also right for subnormal numbers; infinities do not occur
-  return as_float((I16)((U16)normal | sign));
+    Unsigneds bits = __builtin_convertvector(load<Of<uint16_t, LANES>::Lanes>(from), Unsigneds);
+    V normal = (V)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (V)((Unsigneds)normal | (bits & 0x8000) << 16);
 #endif
+  }
 }
 
 INLINE float half_to_float(uint16_t value) {
@@ -150,58 +87,90 @@ INLINE float half_to_float(uint16_t value) {
 }
 
 INLINE int32_t four_bytes(const void* from) { return load<int32_t>(from); }
-INLINE float four_bytes_as_float(int32_t bytes) { return load<float>(&bytes); }
 
-// acc[i] += a.low * b[i].low + a.high * b[i].high: `pairs` are 16 pairs of bfloat16, `pair` one pair for all of them.
-INLINE F16 dot2(F16 acc, I16 pairs, int32_t pair) {
+// --- a register of numbers, times the same few for all of its lanes ---------------------------------------------------------------
+
+// What bfloat16 is multiplied with: bfloat16, where there are instructions for it.
 #if defined(__AVX512BF16__)
-  return (F16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512i)pairs, (__m512bh)_mm512_set1_epi32(pair));
+typedef uint16_t Factor;
+INLINE void store_factors(Factor* to, F16 value) { store_bf16(to, value); }
 #else
-  float low = widen((uint16_t)pair), high = widen((uint16_t)((uint32_t)pair >> 16));
-  acc = as_float(pairs << 16) * low + acc;
-  return as_float(pairs & (int32_t)0xffff0000) * high + acc;
+typedef float Factor;
+INLINE void store_factors(Factor* to, F16 value) { store(to, value); }
+#endif
+
+INLINE Floats low_halves(Ints pairs) { return (Floats)(pairs << 16); }
+INLINE Floats high_halves(Ints pairs) { return (Floats)(pairs & (int32_t)0xffff0000); }
+
+// acc[i] += pairs[i].low * two[0] + pairs[i].high * two[1]. `pairs`: two of bfloat16 in each lane.
+INLINE Floats dot2(Floats acc, Ints pairs, const Factor* two) {
+#if defined(__AVX512BF16__)
+  return (F16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512i)pairs, (__m512bh)_mm512_set1_epi32(four_bytes(two)));
+#else
+  acc = low_halves(pairs) * two[0] + acc;
+  return high_halves(pairs) * two[1] + acc;
 #endif
 }
 
-#if defined(__AVX2__)
-// acc[i] += bytes 0 and 2 times the two words of `even`, bytes 1 and 3 times those of `odd`, which are the same for all i.
-template <class Sum>
-INLINE Sum dot_words(Sum acc, I16 bytes, __m256i even, __m256i odd) {
-  const __m256i low = _mm256_set1_epi32(0x00ff00ff);
-  __m256i halves[2], sums[2];
-  memcpy(halves, &bytes, 64);
-  memcpy(sums, &acc, 64);
-  UNROLL for (int i = 0; i < 2; i++) {
-    sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_and_si256(halves[i], low), even));
-    sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_srli_epi16(halves[i], 8), odd));
-  }
-  memcpy(&acc, sums, 64);
-  return acc;
-}
-#endif
-
-// acc[i] += sum over j of unsigned[i][j] * signed[j]: 16 times four bytes, and four bytes for all of them. Exact.
-INLINE I16 dot4(I16 acc, I16 bytes, int32_t four) {
+// What bytes are multiplied with: bytes, where there are instructions for it, else words, in fours of an order of their own.
 #if defined(__AVX512VNNI__)
-  return (I16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)bytes, _mm512_set1_epi32(four));
+typedef int8_t Digit;
+INLINE void store_digits(Digit*, I16) {}
 #else
-  int8_t parts[4];
-  memcpy(parts, &four, 4);
-#if defined(__AVX2__)
-  // two bytes become two words, of which a product pair is summed in 32 bits: `maddubs` alone would saturate
-  const __m256i even = _mm256_set1_epi32((uint16_t)parts[0] | ((uint32_t)(uint16_t)parts[2] << 16));
-  const __m256i odd = _mm256_set1_epi32((uint16_t)parts[1] | ((uint32_t)(uint16_t)parts[3] << 16));
-  return dot_words(acc, bytes, even, odd);
-#else
-  acc += (bytes & 0xff) * parts[0] + ((bytes >> 8) & 0xff) * parts[1];
-  return acc + ((bytes >> 16) & 0xff) * parts[2] + ((bytes >> 24) & 0xff) * parts[3];
+typedef int16_t Digit;
+INLINE void store_digits(Digit* to, I16 value) {
+  alignas(64) int32_t numbers[16];
+  store(numbers, value);
+  UNROLL for (int i = 0; i < 16; i++) to[i] = (int16_t)numbers[(i & 12) | (i & 1) << 1 | (i & 2) >> 1];  // 0 2 1 3
+}
 #endif
+
+// In this order: a compiler that adds up many products at their end has no registers for them.
+INLINE Ints plus(Ints sum, Ints products) {
+  sum = (Ints)((Unsigneds)sum + (Unsigneds)products);
+#if defined(__AVX512F__)
+  asm("" : "+v"(sum));
+#elif defined(__x86_64__)
+  asm("" : "+x"(sum));
+#endif
+  return sum;
+}
+
+// Sums of neighbours: words times words, and bytes times signed bytes, in lanes of 16 bits (the sum of two has to fit).
+INLINE Ints two_words(Ints x, Ints y) {
+#if defined(__AVX512BW__)
+  return (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)y);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)y);
+#elif defined(__SSE2__)
+  return (Ints)_mm_madd_epi16((__m128i)x, (__m128i)y);
+#else
+  return (x << 16 >> 16) * (y << 16 >> 16) + (x >> 16) * (y >> 16);
 #endif
 }
 
-// Four numbers of 16 bits (at most 127 * 256 + 127) as `dot4_words` takes them.
+#if !defined(__AVX512VNNI__)
+INLINE Ints even_bytes(Ints bytes) { return bytes & 0x00ff00ff; }
+INLINE Ints odd_bytes(Ints bytes) {
+  typedef uint16_t Words __attribute__((vector_size(sizeof(Ints))));
+  return (Ints)((Words)bytes >> 8);
+}
+#endif
+
+// acc[i] += sum over j of unsigned[i][j] * digits[j]: four bytes in each lane. Exact where the sum fits 32 bits: what is on the way may
+// overflow.
+INLINE Ints dot4(Ints acc, Ints bytes, const Digit* four) {
+#if defined(__AVX512VNNI__)
+  return (I16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)bytes, _mm512_set1_epi32(four_bytes(four)));
+#else
+  acc = plus(acc, two_words(even_bytes(bytes), Ints{} + four_bytes(four)));
+  return plus(acc, two_words(odd_bytes(bytes), Ints{} + four_bytes(four + 2)));
+#endif
+}
+
+// Four numbers of 16 bits (at most 127 * 256 + 127) as `dot4` takes them: one Digit is not enough where it is a byte.
+#if defined(__AVX512VNNI__)
 INLINE int64_t four_words(int32_t a, int32_t b, int32_t c, int32_t d) {
-#if defined(__AVX512VNNI__)
   const int32_t words[4] = {a, b, c, d};
   int8_t halves[8];  // four high ones, then four low ones, which are signed, too
   UNROLL for (int i = 0; i < 4; i++) {
@@ -209,37 +178,50 @@ INLINE int64_t four_words(int32_t a, int32_t b, int32_t c, int32_t d) {
     halves[i] = (int8_t)((words[i] - halves[4 + i]) >> 8);
   }
   return load<int64_t>(halves);
-#else
-  const int16_t words[4] = {(int16_t)a, (int16_t)c, (int16_t)b, (int16_t)d};
-  return load<int64_t>(words);
-#endif
 }
-
-// acc[i] += sum over j of unsigned[i][j] * words[j], as `dot4` with numbers of 16 bits. Exact where the sum fits 32 bits: what is
-// on the way may overflow.
-#if defined(__AVX512VNNI__)
 struct WordSum {
   I16 high, low;
 };
 INLINE WordSum dot4_words(WordSum acc, I16 bytes, const int64_t* four) {
-  return {dot4(acc.high, bytes, four_bytes(four)), dot4(acc.low, bytes, four_bytes((const char*)four + 4))};
+  const Digit* halves = (const Digit*)four;
+  return {dot4(acc.high, bytes, halves), dot4(acc.low, bytes, halves + 4)};
 }
 INLINE U16 total(WordSum acc) { return ((U16)acc.high << 8) + (U16)acc.low; }
 #else
-typedef U16 WordSum;
-INLINE WordSum dot4_words(WordSum acc, I16 bytes, const int64_t* four) {
-#if defined(__AVX2__)
-  const __m256i even = _mm256_set1_epi32(four_bytes(four)), odd = _mm256_set1_epi32(four_bytes((const char*)four + 4));
-  return dot_words(acc, bytes, even, odd);
-#else
-  int16_t words[4];
-  memcpy(words, four, 8);
-  const U16 all_bytes = (U16)bytes;
-  acc += (all_bytes & 0xff) * (uint32_t)(int32_t)words[0] + ((all_bytes >> 8) & 0xff) * (uint32_t)(int32_t)words[2];
-  return acc + ((all_bytes >> 16) & 0xff) * (uint32_t)(int32_t)words[1] + (all_bytes >> 24) * (uint32_t)(int32_t)words[3];
-#endif
+INLINE int64_t four_words(int32_t a, int32_t b, int32_t c, int32_t d) {
+  const int16_t words[4] = {(int16_t)a, (int16_t)c, (int16_t)b, (int16_t)d};
+  return load<int64_t>(words);
 }
-INLINE U16 total(WordSum acc) { return acc; }
+typedef I16 WordSum;
+template <class V>
+INLINE V dot4_words(V acc, V bytes, const int64_t* four) {
+  if constexpr (IS_PAIR<V>) {
+    return {dot4_words(acc.a, bytes.a, four), dot4_words(acc.b, bytes.b, four)};
+  } else {
+    return dot4(acc, bytes, (const Digit*)four);
+  }
+}
+INLINE U16 total(WordSum acc) { return as<U16>(acc); }
+#endif
+
+// As `dot4` for bytes below 16 and eight times in a row at most: sums of neighbours then fit 16 bits, and wait to be joined.
+#if defined(__AVX512VNNI__) || !(defined(__AVX2__) || defined(__AVX512BW__))
+typedef Digit SmallDigit;
+INLINE Ints dot4_small(Ints acc, Ints bytes, const SmallDigit* four) { return dot4(acc, bytes, four); }
+INLINE Ints joined(Ints acc) { return acc; }
+#else
+typedef int8_t SmallDigit;
+INLINE Ints dot4_small(Ints acc, Ints bytes, const SmallDigit* four) {
+#if defined(__AVX512BW__)
+  acc = (Ints)_mm512_add_epi16((__m512i)acc, _mm512_maddubs_epi16((__m512i)bytes, _mm512_set1_epi32(four_bytes(four))));
+  asm("" : "+v"(acc));  // as in `plus`
+#else
+  acc = (Ints)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)bytes, _mm256_set1_epi32(four_bytes(four))));
+  asm("" : "+x"(acc));
+#endif
+  return acc;
+}
+INLINE Ints joined(Ints acc) { return two_words(acc, Ints{} + 0x00010001); }
 #endif
 
 INLINE void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
