@@ -50,6 +50,7 @@ struct Rows {
   int16_t* words;  // the same numbers, where `Digit` is that
   float* scales;   // [rows, stride / GROUP]
   int32_t* sums;   // likewise: -128 times that of the int8 numbers
+  float* totals;   // likewise: what they stand for, summed up
   template <class Kind>  // Digit or SmallDigit
   const Kind* digits() const {
     return sizeof(Kind) == 1 ? (const Kind*)bytes : (const Kind*)words;
@@ -64,8 +65,11 @@ INLINE void quantize_group(const Rows& rows, int64_t at, const float* from) {
   store(rows.bytes + at, converted<B16>(first));
   store(rows.bytes + at + 16, converted<B16>(second));
   if constexpr (sizeof(Digit) > 1) store_digits((Digit*)rows.words + at, first), store_digits((Digit*)rows.words + at + 16, second);
-  rows.scales[at / GROUP] = has_nan(a, b) ? NAN : most / 127.0f;  // NaN stays NaN, which a maximum may lose
-  rows.sums[at / GROUP] = -128 * sum(first + second);
+  const float scale = has_nan(a, b) ? NAN : most / 127.0f;  // NaN stays NaN, which a maximum may lose
+  const int32_t total = sum(first + second);
+  rows.scales[at / GROUP] = scale;
+  rows.sums[at / GROUP] = -128 * total;
+  rows.totals[at / GROUP] = scale * (float)total;
 }
 
 // `count` numbers (a multiple of 32) become columns [column, column + count) of a row.
@@ -85,20 +89,21 @@ INLINE void put(const Rows& rows, int format, int64_t row, int column, const flo
 
 constexpr int PARTS = TILE / LANES;  // registers of a row's outputs
 
-// Of a tile with M rows at once: all outputs, or where there are few registers, and many rows to share what becomes of a weight, two.
+// Registers of a row's outputs that integers take at once: with many rows, which share what becomes of a weight, not all.
 template <int M>
-constexpr int WIDTH = LANES == 16 || M <= 2 ? PARTS : 2;
+constexpr int INT_PARTS = LANES == 16 || M <= 2 ? PARTS : 2;
 
-// product(m, p) of M rows and their outputs. Loads of weights are few, or those of activations: what is used last stays in a register.
-template <int M, class Product>
+// product(m, p) of M rows and P parts. Loads of weights are few, or those of activations: what is used last stays in a register.
+template <int M, int P, class Product>
 INLINE void each_product(Product product) {
-  if constexpr (WIDTH<M> > 2) {
-    UNROLL for (int p = 0; p < WIDTH<M>; p++) UNROLL for (int m = 0; m < M; m++) product(m, p);
+  if constexpr (P > 2) {
+    UNROLL for (int p = 0; p < P; p++) UNROLL for (int m = 0; m < M; m++) product(m, p);
   } else {
-    UNROLL for (int m = 0; m < M; m++) UNROLL for (int p = 0; p < WIDTH<M>; p++) product(m, p);
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int p = 0; p < P; p++) product(m, p);
   }
 }
-#define EACH_PRODUCT(...) each_product<M>([&](int m, int p) __attribute__((always_inline)) { __VA_ARGS__; })
+#define KERNEL static __attribute__((noinline))  // or what surrounds it takes registers from it
+#define EACH_PRODUCT(...) each_product<M, P>([&](int m, int p) __attribute__((always_inline)) { __VA_ARGS__; })
 
 // One of several over a tile: where it begins in the tile's outputs, and what to fetch meanwhile. A single one fetches a little ahead
 // of itself, and behind the end the start of what is next; several share the next tile among them, group by group.
@@ -124,10 +129,11 @@ struct Pass {
 // Of M rows: in registers, or in memory where integers need all those.
 template <int M>
 struct Totals {
+  static constexpr int P = INT_PARTS<M>;
   static constexpr bool IN_REGISTERS = LANES == 16 || M == 1;
   float* out;
   int64_t stride;
-  Floats kept[M][WIDTH<M>];
+  Floats kept[M][P];
   MEMBER Totals(float* out, int64_t stride) : out(out), stride(stride) { EACH_PRODUCT(set(m, p, Floats{})); }
   MEMBER Floats get(int m, int p) const { return IN_REGISTERS ? kept[m][p] : load<Floats>(out + m * stride + p * LANES); }
   MEMBER void set(int m, int p, Floats value) {
@@ -142,24 +148,28 @@ struct Totals {
   }
 };
 
-template <int M>
-static void tile_float32(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Pass& pass) {
-  const float* weights = (const float*)tile + pass.part * LANES;
-  const float* from = rows.floats + row * rows.stride;
-  Floats sums[M][WIDTH<M>] = {};
-  for (int i = 0; i < k; i++, weights += TILE) {
-    if (i % GROUP == 0) pass.fetch<GROUP * TILE * 4>(tile, i / GROUP, k / GROUP);
-    EACH_PRODUCT(sums[m][p] = load<Floats>(weights + p * LANES) * from[(int64_t)m * rows.stride + i] + sums[m][p]);
+// `from` [M, k] at intervals of `row_stride`. BYTES: what 32 k of the tile to be fetched take.
+template <int M, int BYTES>
+KERNEL void tile_float32(const float* from, int64_t row_stride, const float* tile, int k, float* out, int64_t stride, const Pass& pass) {
+  constexpr int P = PARTS;
+  Floats sums[M][P] = {};
+  for (int group = 0; group < k / GROUP; group++) {
+    const float* weights = tile + group * GROUP * TILE;
+    pass.fetch<BYTES>((const uint8_t*)tile, group, k / GROUP);
+    for (int i = 0; i < GROUP; i++, weights += TILE, from++) {
+      EACH_PRODUCT(sums[m][p] = load<Floats>(weights + p * LANES) * from[m * row_stride] + sums[m][p]);
+    }
   }
   EACH_PRODUCT(store(out + m * stride + p * LANES, sums[m][p]));
 }
 
 template <int M>
-static void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Pass& pass) {
+KERNEL void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Pass& pass) {
   const Factor* from = rows.factors + row * rows.stride;
-  Floats sums[M][WIDTH<M>] = {};
+  constexpr int P = PARTS;
+  Floats sums[M][P] = {};
   for (int group = 0; group < k / GROUP; group++, from += GROUP) {
-    const uint8_t* weights = tile + group * GROUP * TILE * 2 + pass.part * sizeof(Ints);
+    const uint8_t* weights = tile + group * GROUP * TILE * 2;
     pass.fetch<GROUP * TILE * 2>(tile, group, k / GROUP);
     for (int i = 0; i < GROUP; i += 2, weights += 128) {
       auto pairs = [&](int p) __attribute__((always_inline)) { return load<Ints>(weights + p * sizeof(Ints)); };
@@ -177,7 +187,8 @@ static void tile_bfloat16(const Rows& rows, int64_t row, const uint8_t* tile, in
 
 // sums += M rows times a group of 32 x 32 bytes.
 template <int M>
-INLINE void add_group(int64_t stride, const Digit* from, const uint8_t* bytes, Ints (&sums)[M][WIDTH<M>]) {
+INLINE void add_group(int64_t stride, const Digit* from, const uint8_t* bytes, Ints (&sums)[M][INT_PARTS<M>]) {
+  constexpr int P = INT_PARTS<M>;
   for (int i = 0; i < GROUP; i += 4, bytes += 128, from += 4) {
     auto four = [&](int p) __attribute__((always_inline)) { return load<Ints>(bytes + p * sizeof(Ints)); };
 #if defined(__AVX512VNNI__)
@@ -190,7 +201,8 @@ INLINE void add_group(int64_t stride, const Digit* from, const uint8_t* bytes, I
 }
 // The same with bytes below 16, from nothing.
 template <int M>
-INLINE void add_small_group(int64_t stride, const SmallDigit* from, const uint8_t* bytes, Ints (&sums)[M][WIDTH<M>]) {
+INLINE void add_small_group(int64_t stride, const SmallDigit* from, const uint8_t* bytes, Ints (&sums)[M][INT_PARTS<M>]) {
+  constexpr int P = INT_PARTS<M>;
   EACH_PRODUCT(sums[m][p] = Ints{});
   for (int i = 0; i < GROUP; i += 4, bytes += 128, from += 4) {
     EACH_PRODUCT(sums[m][p] = dot4_small(sums[m][p], load<Ints>(bytes + p * sizeof(Ints)), from + m * stride));
@@ -202,17 +214,18 @@ INLINE Floats as_floats(Ints value) { return __builtin_convertvector(value, Floa
 
 // Weights are bytes above 128: (w + 128) * a, less 128 times the sum of a.
 template <int M>
-static void tile_int8(
+KERNEL void tile_int8(
     const Rows& rows, int64_t row, const uint8_t* tile, int k, const float* weight_scales, float* out, int64_t stride, const Pass& pass) {
   const uint8_t* weights = tile + pass.part * sizeof(Ints);
   const int groups = rows.stride / GROUP;
   const Digit* from = rows.digits<Digit>() + row * rows.stride;
   const float* scales = rows.scales + row * groups;
   const int32_t* sums = rows.sums + row * groups;
+  constexpr int P = INT_PARTS<M>;
   Totals<M> totals(out, stride);
   for (int group = 0; group < k / GROUP; group++, from += GROUP) {
     pass.fetch<GROUP * TILE>(tile, group, k / GROUP);
-    Ints found[M][WIDTH<M>];
+    Ints found[M][P];
     EACH_PRODUCT(found[m][p] = Ints{} + sums[m * groups + group]);
     add_group<M>(rows.stride, from, weights, found);
     weights += TILE * GROUP;
@@ -223,17 +236,18 @@ static void tile_int8(
 }
 
 template <int M>
-static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Pass& pass) {
+KERNEL void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Pass& pass) {
   const uint8_t* weights = tile;
   const int groups = rows.stride / GROUP;
   const Digit* from = rows.digits<Digit>() + row * rows.stride;
   const float* scales = rows.scales + row * groups;
   const int32_t* sums = rows.sums + row * groups;
+  constexpr int P = INT_PARTS<M>;
   Totals<M> totals(out, stride);
   for (int group = 0; group < k / GROUP; group++, from += GROUP) {
     pass.fetch<INT8_GROUP_BYTES>(tile, group, k / GROUP);
     const uint16_t* weight_scales = (const uint16_t*)weights + pass.part * LANES;
-    Ints found[M][WIDTH<M>];
+    Ints found[M][P];
     EACH_PRODUCT(found[m][p] = Ints{} + sums[m * groups + group]);
     add_group<M>(rows.stride, from, weights + 64 + pass.part * sizeof(Ints), found);
     weights += INT8_GROUP_BYTES;
@@ -246,18 +260,19 @@ static void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile,
 }
 
 template <int M>
-static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Pass& pass) {
+KERNEL void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k, float* out, int64_t stride, const Pass& pass) {
   const uint8_t* weights = tile;
   const int groups = rows.stride / GROUP;
   const SmallDigit* from = rows.digits<SmallDigit>() + row * rows.stride;
   const float* scales = rows.scales + row * groups;
-  const int32_t* sums = rows.sums + row * groups;
+  const float* group_totals = rows.totals + row * groups;
+  constexpr int P = INT_PARTS<M>;
   Totals<M> totals(out, stride);
   for (int group = 0; group < k / GROUP; group++, from += GROUP, weights += INT4_GROUP_BYTES) {
     pass.fetch<INT4_GROUP_BYTES>(tile, group, k / GROUP);
     const uint16_t* factors = (const uint16_t*)weights + pass.part * LANES;
     const uint8_t* numbers = weights + 128 + pass.part * sizeof(Ints);
-    Ints found[M][WIDTH<M>];
+    Ints found[M][P];
     EACH_PRODUCT(found[m][p] = Ints{});
     UNROLL for (int j = 0; j < 4; j++) {
       auto eight = [&](int p) __attribute__((always_inline)) { return load<Unsigneds>(numbers + j * 128 + p * sizeof(Ints)); };
@@ -272,7 +287,7 @@ static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k,
       }
     }
     EACH_PRODUCT({
-      const float scale = scales[m * groups + group], total = scale * ((float)sums[m * groups + group] * (-1.0f / 128.0f));
+      const float scale = scales[m * groups + group], total = group_totals[m * groups + group];
       const Floats rest = load_half<Floats>(factors + TILE + p * LANES) * total + totals.get(m, p);
       totals.set(m, p, as_floats(joined(found[m][p])) * (load_half<Floats>(factors + p * LANES) * scale) + rest);
     });
@@ -282,26 +297,38 @@ static void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k,
 
 // The same with numbers that `unpack_int4` has made bytes of: worth it where many rows share a tile. Same order, same result.
 template <int M>
-static void tile_int4_unpacked(
+KERNEL void tile_int4_unpacked(
     const Rows& rows, int64_t row, const uint8_t* bytes, const float* factors, int k, float* out, int64_t stride, const Pass& pass) {
   const int groups = rows.stride / GROUP;
   const SmallDigit* from = rows.digits<SmallDigit>() + row * rows.stride;
   const float* scales = rows.scales + row * groups;
-  const int32_t* sums = rows.sums + row * groups;
+  const float* group_totals = rows.totals + row * groups;
+  constexpr int P = INT_PARTS<M>;
   Totals<M> totals(out, stride);
   bytes += pass.part * sizeof(Ints), factors += pass.part * LANES;
   for (int group = 0; group < k / GROUP; group++, from += GROUP, factors += 64) {
     pass.fetch<INT4_GROUP_BYTES>(nullptr, group, k / GROUP);
-    Ints found[M][WIDTH<M>];
+    Ints found[M][P];
     add_small_group<M>(rows.stride, from, bytes, found);
     bytes += TILE * GROUP;
     EACH_PRODUCT({
-      const float scale = scales[m * groups + group], total = scale * ((float)sums[m * groups + group] * (-1.0f / 128.0f));
+      const float scale = scales[m * groups + group], total = group_totals[m * groups + group];
       const Floats rest = load<Floats>(factors + TILE + p * LANES) * total + totals.get(m, p);
       totals.set(m, p, as_floats(found[m][p]) * (load<Floats>(factors + p * LANES) * scale) + rest);
     });
   }
   totals.finish();
+}
+
+// The numbers of a tile of BFLOAT16, which `tile_float32` takes then: same order, same result, where factors are float32.
+static void unpack_bfloat16(const uint8_t* tile, int k, float* numbers) {
+  for (int i = 0; i < k; i += 2, tile += TILE * 4, numbers += 2 * TILE) {
+    UNROLL for (int p = 0; p < PARTS; p++) {
+      const Ints pairs = load<Ints>(tile + p * sizeof(Ints));
+      store(numbers + p * LANES, low_halves(pairs));
+      store(numbers + TILE + p * LANES, high_halves(pairs));
+    }
+  }
 }
 
 static void unpack_int4(const uint8_t* tile, int k, uint8_t* bytes, float* factors) {
@@ -347,12 +374,14 @@ static void unpacked_row(const Matrix& matrix, int64_t n, float* out) {
 // --- any number of rows ---------------------------------------------------------------------------------------------------------
 
 constexpr bool MANY_REGISTERS = LANES == 16;  // 32, not 16
-constexpr int MOST_FLOAT_ROWS = MANY_REGISTERS ? 12 : 6, MOST_INT_ROWS = 6, MOST_UNPACKED_ROWS = 5, MOST_INT4_ROWS = MANY_REGISTERS ? 4 : 5;
-constexpr int UNPACK_ROWS = 16;  // from so many rows on a tile of INT4 is unpacked
+constexpr int MOST_FLOAT_ROWS = MANY_REGISTERS ? 12 : LANES == 8 ? 3 : 1, MOST_INT_ROWS = 6, MOST_UNPACKED_ROWS = 5, MOST_INT4_ROWS = 4;
+constexpr int MOST_BFLOAT_ROWS = MANY_REGISTERS ? 12 : LANES == 8 ? 2 : 1;
+constexpr int UNPACK_ROWS = 16;  // from so many rows on a tile is unpacked, where that costs less than it saves
+constexpr bool UNPACKS_INT4 = MANY_REGISTERS, UNPACKS_BFLOAT16 = !MANY_REGISTERS;
 
-struct Scratch {
-  uint8_t* bytes;  // [padded(k) * 32], of a tile that is unpacked
-  float* factors;  // [padded(k) / 32 * 64]
+struct Scratch {  // of a tile that is unpacked
+  uint8_t* bytes;  // [padded(k) * 32]
+  float* factors;  // [padded(k) / 32 * 64], or [padded(k) * 32] of BFLOAT16
 };
 
 // Calls kernel<M>(row) for `count` rows from `row` on, as many at once as `MOST` allows.
@@ -371,17 +400,15 @@ INLINE void with_rows(int count, Kernel kernel) {
 }
 
 // The same in blocks of equal size, with all passes over the tile: kernel<M>(row, pass). A small last block would be bound by loads.
-template <int MOST, class Kernel>
+template <int MOST, bool INTS, class Kernel>
 INLINE void in_passes(int64_t row, int count, const uint8_t* next, Kernel kernel) {
   const int blocks = (count + MOST - 1) / MOST;
   for (int block = 0, size; block < blocks; block++, row += size, count -= size) {
     const int left = blocks - block;
     size = (count + left - 1) / left;
     with_rows<MOST>(size, [&]<int M>() {
-      constexpr int PASSES = PARTS / WIDTH<M>;
-      for (int i = 0; i < PASSES; i++) {
-        kernel.template operator()<M>(row, Pass{next, block * PASSES + i, blocks * PASSES, i * WIDTH<M>});
-      }
+      constexpr int P = INTS ? INT_PARTS<M> : PARTS, PASSES = PARTS / P;
+      for (int i = 0; i < PASSES; i++) kernel.template operator()<M>(row, Pass{next, block * PASSES + i, blocks * PASSES, i * P});
     });
   }
 }
@@ -396,34 +423,43 @@ static void product(
   auto at = [&](int64_t r, const Pass& pass) { return out + (r - row) * stride + pass.part * LANES; };
   switch (matrix.format) {
     case FLOAT32:
-      in_passes<MOST_FLOAT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
-        tile_float32<M>(rows, r, data, k, at(r, pass), stride, pass);
+      in_passes<MOST_FLOAT_ROWS, false>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+        const float* from = rows.floats + r * rows.stride;
+        tile_float32<M, GROUP * TILE * 4>(from, rows.stride, (const float*)data, k, at(r, pass), stride, pass);
       });
       break;
     case BFLOAT16:
-      in_passes<MOST_FLOAT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+      if (UNPACKS_BFLOAT16 && count >= UNPACK_ROWS) {
+        unpack_bfloat16(data, k, scratch.factors);
+        in_passes<MOST_FLOAT_ROWS, false>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+          const float* from = (const float*)rows.factors + r * rows.stride;
+          tile_float32<M, GROUP * TILE * 2>(from, rows.stride, scratch.factors, k, at(r, pass), stride, pass);
+        });
+        break;
+      }
+      in_passes<MOST_BFLOAT_ROWS, false>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
         tile_bfloat16<M>(rows, r, data, k, at(r, pass), stride, pass);
       });
       break;
     case INT8:
-      in_passes<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+      in_passes<MOST_INT_ROWS, true>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
         tile_int8<M>(rows, r, data, k, scales, at(r, pass), stride, pass);
       });
       break;
     case INT8_GROUPS:
-      in_passes<MOST_INT_ROWS>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+      in_passes<MOST_INT_ROWS, true>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
         tile_int8_groups<M>(rows, r, data, k, at(r, pass), stride, pass);
       });
       break;
     default:
-      if (count < UNPACK_ROWS) {
-        in_passes<MOST_INT4_ROWS>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+      if (!UNPACKS_INT4 || count < UNPACK_ROWS) {
+        in_passes<MOST_INT4_ROWS, true>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
           tile_int4<M>(rows, r, data, k, at(r, pass), stride, pass);
         });
         break;
       }
       unpack_int4(data, k, scratch.bytes, scratch.factors);
-      in_passes<MOST_UNPACKED_ROWS>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
+      in_passes<MOST_UNPACKED_ROWS, true>(row, count, next, [&]<int M>(int64_t r, const Pass& pass) {
         tile_int4_unpacked<M>(rows, r, scratch.bytes, scratch.factors, k, at(r, pass), stride, pass);
       });
   }

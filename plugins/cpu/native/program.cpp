@@ -51,7 +51,7 @@ struct FloatBuffer {
 };
 
 struct RowsBuffer {
-  Memory floats, factors, bytes, words, scales, sums;
+  Memory floats, factors, bytes, words, scales, sums, totals;
   Rows rows{};
   int format = 0;
   void reserve(int64_t count, int width) {
@@ -64,6 +64,7 @@ struct RowsBuffer {
     if (sizeof(Digit) > 1) rows.words = words.array<int16_t>(count * stride);
     rows.scales = scales.array<float>(count * stride / GROUP);
     rows.sums = sums.array<int32_t>(count * stride / GROUP);
+    rows.totals = totals.array<float>(count * stride / GROUP);
   }
 };
 
@@ -319,9 +320,11 @@ class Program {
   // --- matrices ---
 
   Scratch scratch(int thread, const Matrix& matrix) {
-    if (matrix.format != INT4) return {};
-    int k = padded(matrix.k);
-    return {workers_[thread].bytes.array<uint8_t>((size_t)k * TILE), workers_[thread].factors.array<float>((size_t)k / GROUP * 64)};
+    const size_t k = padded(matrix.k);
+    Worker& worker = workers_[thread];
+    if (matrix.format == BFLOAT16 && UNPACKS_BFLOAT16) return {nullptr, worker.factors.array<float>(k * TILE)};
+    if (matrix.format != INT4 || !UNPACKS_INT4) return {};
+    return {worker.bytes.array<uint8_t>(k * TILE), worker.factors.array<float>(k / GROUP * 64)};
   }
 
   // Calls work(tile, row, count, products) for all tiles and blocks of rows; products [count, stride] are those of the tile, or
