@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from core import errors
 from core.border.child import EngineChild
+from core.border.early import EarlyProcess
 from core.border.inline_client import InlineClient
 from core.border.step_loop import EngineLoop
 from core.border.thread_client import TURN_S, EngineHealth, EngineStatus, ThreadClient
@@ -100,7 +101,8 @@ class ProcessClient(ThreadClient[bytes]):
 
     `settings_json` is what the engine process builds from. `plugins` is compared with what it loaded: PluginError from
     `start`. With "exit", or after `max_restarts`, the status is "dead" and the server is expected to end.
-    The child lives as long as the client's thread: the kernel ends it with its parent thread.
+    The child lives as long as the client's thread: the kernel ends it with its parent thread. The first one may have been
+    begun `early`.
     """
 
     def __init__(
@@ -109,11 +111,13 @@ class ProcessClient(ThreadClient[bytes]):
         *,
         plugins: Sequence[str] | None = None,
         settings: EngineProcessSettings | None = None,
+        early: EarlyProcess | None = None,
         _factory: str = ENGINE_FACTORY,
     ) -> None:
         self._settings = settings or EngineProcessSettings()
         self._hello = (settings_json, None if plugins is None else list(plugins))
         self._factory = _factory
+        self._early = early
         self._child: EngineChild | None = None
         self._killed = False
         self._wake_read = self._wake_write = -1  # a pipe while the thread runs
@@ -210,7 +214,7 @@ class ProcessClient(ThreadClient[bytes]):
         self._begin_life()
         self._generation += 1
         try:
-            child = EngineChild(self._factory)
+            child = EngineChild(self._factory, self._early)
         except OSError as error:
             return EngineDeadError(f"the engine process could not be started: {error}")
         self._child = child

@@ -28,6 +28,7 @@ from typing import get_args
 import msgspec
 import zmq
 
+from core.border.early import EARLY, EARLY_IMPORTS
 from core.border.step_loop import EngineLoop, StepLoop
 from core.errors import ConfigError, NonetError, PluginError, Terminated, described, told
 from core.progress import Progress
@@ -236,6 +237,14 @@ def _refuse_difference(what: str, front: list[str], engine: list[str]) -> None:
     )
 
 
+def import_early() -> None:
+    """What the engine will need, while the front does not yet know which one; it may give up meanwhile, or die."""
+    die_with_parent()
+    for name in EARLY_IMPORTS:
+        with suppress(Exception):  # told, as far as it matters, when the engine is built
+            importlib.import_module(name)
+
+
 def read_boot() -> Boot:
     """The first line of standard input, unbuffered: what follows it belongs to the watch."""
     line = b""
@@ -244,6 +253,8 @@ def read_boot() -> Boot:
         if not byte:
             break
         line += byte
+    if not line and sys.argv[1:] == [EARLY]:  # the front has given up, and said why
+        sys.exit(1)
     try:
         return msgspec.json.decode(line, type=Boot)
     except msgspec.MsgspecError as error:
@@ -265,11 +276,6 @@ def remove_socket_directory(address: str) -> None:
     shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
 
 
-def child_environ() -> dict[str, str]:
-    """Environment of a child that imports what this process does, also where its working directory is another."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
-
-
 def die_with_parent() -> None:
     """Linux: the kernel kills this process with the thread that started it, also while a native call holds the GIL."""
     if sys.platform == "linux":
@@ -283,6 +289,8 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_S)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    if sys.argv[1:] == [EARLY]:
+        import_early()
     boot = read_boot()
     threading.Thread(target=watch_front, args=(boot.address,), name="watch-front", daemon=True).start()
     with suppress(OSError):  # no standard error: nothing to write to either

@@ -25,6 +25,7 @@ from core.progress import Progress, no_progress
 from core.settings import PluginSettings, Settings
 
 if TYPE_CHECKING:
+    from core.border.early import EarlyProcess
     from core.client import EngineClient
     from core.front.front import Front
     from core.model.spec import ModelSpec
@@ -77,14 +78,18 @@ def _load_plugins(settings: PluginSettings) -> Plugins:
     return load_plugins(settings.disable, start_timeout=settings.start_timeout)
 
 
-def make_client(session: Session, spec: ModelSpec, progress: Progress = no_progress) -> EngineClient:
+def make_client(
+    session: Session, spec: ModelSpec, progress: Progress = no_progress, early: EarlyProcess | None = None
+) -> EngineClient:
     """The engine in a process of its own, or in a thread of this one, for the model that `spec` describes."""
     from core.client import InlineClient, ProcessClient
 
     process = session.settings.process
     if process.separate:
         settings = session.settings.for_process(spec.files.path, session.plugins.left_out())
-        return ProcessClient(settings, plugins=session.plugins.fingerprint(), settings=process)
+        return ProcessClient(settings, plugins=session.plugins.fingerprint(), settings=process, early=early)
+    if early is not None:
+        early.close()
     return InlineClient(
         partial(make_engine, session.settings, session.plugins, progress, spec), probe_timeout=process.probe_timeout
     )
@@ -95,6 +100,7 @@ async def start_front(
     progress: Progress = no_progress,
     taps: Sequence[Callable[[StepStats], None]] = (),
     imports: Sequence[Part] = (),
+    early: EarlyProcess | None = None,
 ) -> Front:
     """Both halves, running. Close the front to end them. `taps` join those of the plugins.
 
@@ -102,7 +108,7 @@ async def start_front(
     of `imports`. When either half fails, the other is ended.
     """
     try:
-        return await _started_front(session, progress, taps, imports)
+        return await _started_front(session, progress, taps, imports, early)
     finally:
         progress("start", 1, 1)  # ends what is shown, also where it will never be complete
 
@@ -112,6 +118,7 @@ async def _started_front(
     progress: Progress,
     taps: Sequence[Callable[[StepStats], None]],
     imports: Sequence[Part],
+    early: EarlyProcess | None,
 ) -> Front:
     from core.front.front import Front
     from core.model.describe import ANY_MODEL_TYPE
@@ -119,7 +126,7 @@ async def _started_front(
     separate = session.settings.process.separate
     spec = read_model(session.settings, progress, ANY_MODEL_TYPE if separate else None)
     check_model(session.description, session.settings, session.plugins, spec)
-    client = make_client(session, spec, progress)
+    client = make_client(session, spec, progress, early)
     async with AsyncExitStack() as on_failure:
         on_failure.push_async_callback(client.close)
         starting = asyncio.create_task(client.start(progress)) if separate else None
@@ -156,9 +163,9 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def run_frontend(session: Session, progress: Progress = no_progress) -> None:
+async def run_frontend(session: Session, progress: Progress = no_progress, early: EarlyProcess | None = None) -> None:
     """Start everything and let the configured frontend run until it is done."""
-    front = await start_front(session, progress, imports=[session.description.part("frontend")])
+    front = await start_front(session, progress, imports=[session.description.part("frontend")], early=early)
     try:
         frontend = build_frontend(session.description, frontend_context(session, front))
         await _run_until_dead(_run(frontend, session.description.part("frontend")), front)

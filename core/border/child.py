@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -13,21 +12,22 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from core.process import HIGH_WATER_MARK, child_environ, remove_socket_directory
+from core.border.early import EarlyProcess, started
+from core.process import HIGH_WATER_MARK, remove_socket_directory
 from core.wire import MAX_FRAME_BYTES, AnyMessage, Boot, decode
 
 MAX_SOCKET_PATH = 100  # bytes; sun_path holds 104 on macOS and 108 on Linux
-COMMAND = (sys.executable, "-P", "-c", "from core.process import main; main()")
 
 
 class EngineChild:
     """One life of the engine process. Used by one thread; only `kill` may be called from any.
 
     The socket is a ROUTER in a fresh 0700 directory. It listens to the one peer that knows the random routing id and
-    drops the frames of all others; the child removes the directory as soon as it has connected.
+    drops the frames of all others; the child removes the directory as soon as it has connected. A process that was begun
+    `early` becomes the child.
     """
 
-    def __init__(self, factory: str) -> None:
+    def __init__(self, factory: str, early: EarlyProcess | None = None) -> None:
         self.dropped = 0  # frames of strangers, and frames that were no message
         self._identity = secrets.token_hex(16)
         self._context = zmq.Context()
@@ -35,7 +35,7 @@ class EngineChild:
         self._address = f"ipc://{_socket_directory() / 'engine'}"
         try:
             self._bind()
-            self._process = self._spawn(factory)
+            self._process = self._spawn(factory, early)
         except BaseException:
             self._close_socket()
             raise
@@ -48,8 +48,8 @@ class EngineChild:
         self._socket.bind(self._address)
         os.chmod(self._address.removeprefix("ipc://"), 0o600)
 
-    def _spawn(self, factory: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, bufsize=0, env=child_environ())
+    def _spawn(self, factory: str, early: EarlyProcess | None) -> subprocess.Popen[bytes]:
+        process = (early.take() if early is not None else None) or started()
         boot = Boot(address=self._address, identity=self._identity, factory=factory)
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # a child that died already is noticed by its exit status

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from core.border.early import child_environ
 from core.errors import NonetError
 from core.grammar.frames import (
     OUT_OF_MEMORY,
@@ -27,7 +28,6 @@ from core.grammar.frames import (
     Trying,
     Warming,
 )
-from core.process import child_environ
 
 COMMAND = (sys.executable, "-P", "-c", "from core.grammar.compile_process import main; main()")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # it has no matrices
