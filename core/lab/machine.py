@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from contextlib import suppress
 from importlib.metadata import version
@@ -9,11 +10,16 @@ from pathlib import Path
 
 from core.version import nonet_version
 
+VECTOR_INSTRUCTIONS = ("avx512_bf16", "avx512_vnni", "avx512f", "avx2")
+"""Best first, as Linux has them; what the native CPU runtime tells apart."""
+
 
 def machine() -> dict[str, str]:
     return {
         "platform": platform.platform(),
         "processor": processor(),
+        "instructions": vector_instructions(),
+        "cores": str(num_cores()),
         "python": platform.python_version(),
         "nonet": nonet_version(),
         "torch": version("torch"),
@@ -28,3 +34,18 @@ def processor(info: str = "/proc/cpuinfo") -> str:
             if key.strip() == "model name" and value.strip():
                 return value.strip()
     return platform.machine()
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def vector_instructions() -> str:
+    """The best of `VECTOR_INSTRUCTIONS` that the processor has, or none of them: ""."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+    flags = set(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
+    return next((name for name in VECTOR_INSTRUCTIONS if name in flags), "")

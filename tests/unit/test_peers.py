@@ -208,9 +208,14 @@ def test_every_target_is_of_a_piece() -> None:
 def test_our_side_misses_a_target(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     figures = {"decode_tokens_per_s": 1e6, "output_tokens_per_s": 1e6, "worst_gap_s": 0.01}
     monkeypatch.setattr(bench_cpu, "own", lambda *words: {"headline": figures})
+    monkeypatch.setattr(bench_cpu, "num_cores", lambda: 2)
+    monkeypatch.setattr(bench_cpu, "vector_instructions", lambda: "avx512_bf16")
     assert bench_cpu.run(["single", "offline"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("cpu ok in")
     figures["output_tokens_per_s"] = 1.0
     assert bench_cpu.run(["offline"]) == 1
     assert "MISSED: offline_bf16 output_tokens_per_s is 1.0 tokens/s" in capsys.readouterr().out
     assert bench_cpu.run(["nothing"]) == 2
+    monkeypatch.setattr(bench_cpu, "num_cores", lambda: 64)
+    assert bench_cpu.run(["offline"]) == 0
+    assert "no targets for 64 cores with avx512_bf16" in capsys.readouterr().out
