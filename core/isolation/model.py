@@ -11,8 +11,9 @@ import torch
 from core.batch import ModelBatch, SamplerOutput
 from core.errors import shown, told
 from core.isolation.faults import SpoiltKVError, StageError
-from core.model.interface import Argmax, AttentionBackend, AttentionSpec, StepFaults
+from core.model.interface import AttentionBackend, AttentionSpec, StepFaults
 from core.model.layer_groups import LayerGroups
+from core.model.optional_model import Argmax
 
 
 class BatchSeal:

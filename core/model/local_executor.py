@@ -13,8 +13,9 @@ from core.batch import ModelBatch, SamplerOutput
 from core.cache.kv_cache import KVCopy
 from core.errors import PluginError
 from core.isolation.model import BatchSeal, blame_model, check_logits, check_sampled, checked_argmax, without_numbers
-from core.model.interface import ArgmaxModel, ExecutorContext, Model, StepResult
+from core.model.interface import ExecutorContext, Model, StepResult
 from core.model.model_settings import LocalExecutorSettings
+from core.model.optional_model import ArgmaxModel
 from core.model.roofline import Roofline
 from core.model.runner import ModelRunner
 from core.stages.sampler import ArgmaxSampler, Sampler

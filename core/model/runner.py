@@ -14,19 +14,9 @@ from core.batch import ModelBatch, SamplerOutput
 from core.errors import ConfigError
 from core.isolation.model import GuardedAttention
 from core.memory import free_host_memory
-from core.model.interface import (
-    AheadModel,
-    Argmax,
-    ArgmaxModel,
-    AttentionContext,
-    AttentionSpec,
-    ExecutorContext,
-    Model,
-    ModelContext,
-    QuantContext,
-    RooflineModel,
-)
+from core.model.interface import AttentionContext, AttentionSpec, ExecutorContext, Model, ModelContext, QuantContext
 from core.model.layer_groups import LayerGroups
+from core.model.optional_model import AheadModel, Argmax, ArgmaxModel, RooflineModel
 from core.model.roofline import Roofline
 from core.model.swap_memory import SwapMemory, swap_does_not_fit
 

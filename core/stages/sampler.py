@@ -119,6 +119,7 @@ class ArgmaxSampler(Sampler, Protocol):
     def takes_argmax(self, metadata: SamplingMetadata) -> bool:
         """Whether `sample` would give each row the id of its largest logit, the lowest among equals, and tell nothing else of it.
 
-        It is not called then where the model can say as much (`core.model.interface.ArgmaxModel`), unless a row has no number.
+        It is not called then where the model can say as much (`core.model.optional_model.ArgmaxModel`), unless a row has no
+        number.
         """
         ...

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from core.batch import ModelBatch
 from core.model.describe import ANY_MODEL_TYPE, read_spec
-from core.model.interface import AheadModel, ArgmaxModel, AttentionContext, Model, ModelContext, QuantContext
+from core.model.interface import AttentionContext, Model, ModelContext, QuantContext
+from core.model.optional_model import AheadModel, ArgmaxModel
 from core.model.spec import ModelFiles, ModelSpec
 from core.progress import no_progress
 from core.testing.batches import Share, batch_of

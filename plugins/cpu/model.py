@@ -16,10 +16,11 @@ from core.batch import ModelBatch
 from core.errors import PluginError
 from core.model.arch import Architecture, read_architecture
 from core.model.decoder import NativeModel
-from core.model.interface import Argmax, Linear, ModelContext, argmax_of
+from core.model.interface import Linear, ModelContext
 from core.model.layer_groups import LayerGroups
 from core.model.layers import DecoderLayer, HeadNorm, RMSNorm
 from core.model.loader import Loader
+from core.model.optional_model import Argmax, argmax_of
 from core.model.roofline import Roofline
 from plugins.cpu.attention import bytes_per_token, cache_format
 from plugins.cpu.library import Library, available
@@ -87,7 +88,7 @@ class CpuModel(NativeModel):
         return logits
 
     def forward_argmax(self, batch: ModelBatch, kv_caches: Sequence[Tensor]) -> Argmax:
-        """See `core.model.interface.ArgmaxModel`: compiled code keeps no logits but the largest."""
+        """See `core.model.optional_model.ArgmaxModel`: compiled code keeps no logits but the largest."""
         if self._program is None:
             return argmax_of(super().forward(batch, kv_caches))
         ids, peaks = torch.empty(len(batch.logits_indices), dtype=torch.int64), torch.empty(len(batch.logits_indices))
@@ -97,7 +98,7 @@ class CpuModel(NativeModel):
         return Argmax(ids, peaks)
 
     def settle(self) -> None:
-        """See `core.model.interface.AheadModel`."""
+        """See `core.model.optional_model.AheadModel`."""
         if self._program is not None:
             self._program.settle()
         self._caches = None  # or the pool would stay as long as the model

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from core.batch import ModelBatch, SamplingMetadata
 from core.isolation.faults import StageError
-from core.model.interface import Argmax, Executor, ExecutorContext, argmax_of
+from core.model.interface import Executor, ExecutorContext
 from core.model.local_executor import LocalExecutor
+from core.model.optional_model import Argmax, argmax_of
 from core.model.spec import ModelSpec
 from core.stages.sampler import SamplerContext
 from core.testing.batches import Share, batch_of
