@@ -102,7 +102,7 @@ class ProcessClient(ThreadClient[bytes]):
     `settings_json` is what the engine process builds from. `plugins` is compared with what it loaded: PluginError from
     `start`. With "exit", or after `max_restarts`, the status is "dead" and the server is expected to end.
     The child lives as long as the client's thread: the kernel ends it with its parent thread. The first one may have been
-    begun `early`.
+    begun `early`, and then lives as long as the thread that did.
     """
 
     def __init__(

@@ -289,11 +289,11 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_S)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    with suppress(OSError):  # no standard error: nothing to write to either
+        os.dup2(2, 1)  # standard output belongs to the front
     if sys.argv[1:] == [EARLY]:
         import_early()
     boot = read_boot()
     threading.Thread(target=watch_front, args=(boot.address,), name="watch-front", daemon=True).start()
-    with suppress(OSError):  # no standard error: nothing to write to either
-        os.dup2(2, 1)  # standard output belongs to the front
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s")
     sys.exit(EngineProcess(boot).run())

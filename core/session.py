@@ -88,8 +88,6 @@ def make_client(
     if process.separate:
         settings = session.settings.for_process(spec.files.path, session.plugins.left_out())
         return ProcessClient(settings, plugins=session.plugins.fingerprint(), settings=process, early=early)
-    if early is not None:
-        early.close()
     return InlineClient(
         partial(make_engine, session.settings, session.plugins, progress, spec), probe_timeout=process.probe_timeout
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from core.border.early import EarlyProcess, started
+from core.border.early import EarlyProcess, start_process
 from core.process import HIGH_WATER_MARK, remove_socket_directory
 from core.wire import MAX_FRAME_BYTES, AnyMessage, Boot, decode
 
@@ -49,7 +49,7 @@ class EngineChild:
         os.chmod(self._address.removeprefix("ipc://"), 0o600)
 
     def _spawn(self, factory: str, early: EarlyProcess | None) -> subprocess.Popen[bytes]:
-        process = (early.take() if early is not None else None) or started()
+        process = (early.take() if early is not None else None) or start_process()
         boot = Boot(address=self._address, identity=self._identity, factory=factory)
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # a child that died already is noticed by its exit status

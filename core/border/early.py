@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from types import TracebackType
+
+logger = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-P", "-c", "from core.process import main; main()")
 EARLY = "early"  # the argument of a process that imports while it waits for its boot record
@@ -20,7 +24,7 @@ def child_environ() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
 
 
-def started(*arguments: str) -> subprocess.Popen[bytes]:
+def start_process(*arguments: str) -> subprocess.Popen[bytes]:
     """A process that waits for its boot record. Where SIGINT is blocked here it is there, until the process ignores it."""
     return subprocess.Popen([*COMMAND, *arguments], stdin=subprocess.PIPE, bufsize=0, env=child_environ())
 
@@ -35,10 +39,12 @@ class EarlyProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()  # `take` and `close` come from two threads
+        self._environ = child_environ()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: it must not die of Ctrl-C
         try:
             with suppress(OSError):  # the engine process will tell why
-                self._process = started(EARLY)
+                self._process = start_process(EARLY)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -51,15 +57,27 @@ class EarlyProcess:
         self.close()
 
     def take(self) -> subprocess.Popen[bytes] | None:
-        """The process, once, and only where it is still alive."""
-        process, self._process = self._process, None
-        return process if process is not None and process.poll() is None else None
+        """The process, once, and only where it is alive and what it was given would still be given to it."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is None:
+            return None
+        if (status := process.poll()) is not None:
+            logger.warning("the early engine process ended with status %d; another one is started", status)
+        elif child_environ() == self._environ:
+            return process
+        _end(process)
+        return None
 
     def close(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()

@@ -24,6 +24,8 @@ def run(arguments: Sequence[str]) -> int:
 
             log_to_stderr()
             session = open_session(arguments)
+            if not session.settings.process.separate:
+                early.close()
             asyncio.run(run_frontend(session, ProgressBars(), early))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # on the way out: one more signal must not change the exit status

@@ -162,7 +162,7 @@ def run(arguments: Sequence[str]) -> int:
         targets = TARGETS.get((instructions, cores), {})
         if not targets:
             print(
-                f"no targets for {cores} cores with {instructions or 'no such instructions'}: figures are told, and not held"
+                f"no targets for {cores} cores ({instructions or 'instructions unknown'}): figures are told, and not held"
             )
         return main(names, given(PIECES, Bench(size, targets=targets)), "cpu")
     from core.testing.tiny_models import make_tiny_model

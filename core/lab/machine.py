@@ -11,7 +11,7 @@ from pathlib import Path
 from core.version import nonet_version
 
 VECTOR_INSTRUCTIONS = ("avx512_bf16", "avx512_vnni", "avx512f", "avx2")
-"""Best first, as Linux has them; what the native CPU runtime tells apart."""
+"""Best first, as Linux has them."""
 
 
 def machine() -> dict[str, str]:

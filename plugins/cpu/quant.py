@@ -66,7 +66,8 @@ class TorchLinear:
 
 
 def rounded_rows(x: Tensor, form: Format) -> Tensor:
-    """float32 [T, k]: activations as a weight of this format meets them."""
+    """float32 [T, k]: activations as a weight of this format meets them. (Native code does not round them to bfloat16 where the
+    processor has no products of that.)"""
     if form.of_rows is Format.FLOAT32:
         return x
     if form.of_rows is Format.BFLOAT16:

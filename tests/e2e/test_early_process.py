@@ -19,6 +19,7 @@ from core.client import EngineProcessSettings, EngineStatus, ProcessClient
 
 FACTORY = "core.testing.harness.fake_engine:build"
 ROOT = Path(__file__).resolve().parents[2]
+MARK = "NONET_TEST_OF"
 
 
 def begun() -> list[psutil.Process]:
@@ -98,17 +99,24 @@ def test_a_config_that_is_refused_leaves_none() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "core", "serve", "+preset=chat", "no_such_key=1"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), MARK: str(os.getpid())},
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert done.returncode == 1 and "no_such_key" in done.stderr
-    assert not [one for one in psutil.process_iter() if _is_of(one)]
+    assert not [one for one in psutil.process_iter() if _is_marked(one)]
 
 
-def _is_of(process: psutil.Process) -> bool:
+def _is_marked(process: psutil.Process) -> bool:
     try:
-        return EARLY in process.cmdline() and process.ppid() == 1
+        return process.environ().get(MARK) == str(os.getpid())
     except psutil.Error:
         return False
+
+
+def test_one_of_another_environment_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with EarlyProcess() as early:
+        [process] = begun()
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")  # by a plugin that is loaded, say
+        assert early.take() is None and not process.is_running()

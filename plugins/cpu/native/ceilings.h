@@ -52,7 +52,7 @@ static double products_per_second(Team& team, int each, Product product) {
   std::atomic<int> next{0};
   double seconds = best_seconds(team, [&] { next = 0; }, [&](int thread) {
     V sums[CHAINS];
-    UNROLL for (int c = 0; c < CHAINS; c++) sums[c] = (V)(Ints{} + c);  // or the compiler would make one of them
+    UNROLL for (int c = 0; c < CHAINS; c++) sums[c] = __builtin_convertvector(Ints{} + c, V);  // or the compiler would make one of them
     Ints numbers = Ints{} + (0x01010101 + thread);
     while (next.fetch_add(1) < PIECES) {
       for (int n = 0; n < PRODUCTS / PIECES; n++) {
@@ -62,7 +62,7 @@ static double products_per_second(Team& team, int each, Product product) {
     }
     Ints total = {};
     UNROLL for (int c = 0; c < CHAINS; c++) total += (Ints)sums[c];
-    kept += total[0] + total[LANES - 1];
+    for (int i = 0; i < LANES; i++) kept += total[i];
   });
   return 2.0 * each * LANES * CHAINS * PRODUCTS / seconds;
 }
@@ -74,9 +74,11 @@ INLINE const T* unknown(const T* at) {
   return at;
 }
 
+constexpr Factor HALF = sizeof(Factor) == 2 ? (Factor)0x3f00 : (Factor)0.5f;
+
 // Of the instructions that multiply with weights of this format.
 static double operations_per_second(Team& team, int format) {
-  alignas(8) static const Factor factors[2] = {};
+  alignas(8) static const Factor factors[2] = {HALF, HALF};
   alignas(8) static const Digit digits[4] = {1, 1, 1, 1};
   alignas(8) static const SmallDigit small_digits[4] = {1, 1, 1, 1};
   switch (format) {

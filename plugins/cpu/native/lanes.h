@@ -1,4 +1,4 @@
-// Sixteen lanes at a time, on any machine: one register where it is as wide as that, or a pair of pairs of narrower ones. (Vectors
+// Sixteen lanes at a time, on any machine: one register where it is as wide as that, else a pair, or a pair of pairs. (Vectors
 // that are wider than a register are a GCC and Clang language, too, but live in memory there, and each sum with them.)
 #pragma once
 #include <cstdint>
@@ -151,19 +151,33 @@ INLINE V min(V a, V b) {
   return select(a < b, a, b);
 }
 
-// All lanes joined to one number by `join(a, b)` of as many lanes each.
+// Of one register, lane i ^ STEP.
+template <int STEP, class V>
+INLINE V swapped(V value) {
+#if defined(__clang__)
+#define SWAP(...) return __builtin_shufflevector(value, value, __VA_ARGS__)
+#else
+  typedef int32_t Index __attribute__((vector_size(sizeof(V))));
+#define SWAP(...) return __builtin_shuffle(value, Index{__VA_ARGS__})
+#endif
+#define FOUR(i) (i) ^ STEP, ((i) + 1) ^ STEP, ((i) + 2) ^ STEP, ((i) + 3) ^ STEP
+  if constexpr (sizeof(V) == 64) SWAP(FOUR(0), FOUR(4), FOUR(8), FOUR(12));
+  if constexpr (sizeof(V) == 32) SWAP(FOUR(0), FOUR(4));
+  if constexpr (sizeof(V) == 16) SWAP(FOUR(0));
+#undef FOUR
+#undef SWAP
+}
+
+// All lanes joined to one number by join(a, b).
 template <class V, class Join>
 INLINE auto folded(V value, Join join) {
   if constexpr (IS_PAIR<V>) {
     return folded(join(value.a, value.b), join);
-  } else if constexpr (sizeof(V) == 64) {
-    return folded(join(__builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7),
-                       __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15)), join);
-  } else if constexpr (sizeof(V) == 32) {
-    return folded(join(__builtin_shufflevector(value, value, 0, 1, 2, 3), __builtin_shufflevector(value, value, 4, 5, 6, 7)), join);
   } else {
-    V two = join(value, __builtin_shufflevector(value, value, 2, 3, 0, 1));
-    return join(two, __builtin_shufflevector(two, two, 1, 0, 3, 2))[0];
+    if constexpr (sizeof(V) > 32) value = join(value, swapped<8>(value));
+    if constexpr (sizeof(V) > 16) value = join(value, swapped<4>(value));
+    value = join(value, swapped<2>(value));
+    return join(value, swapped<1>(value))[0];
   }
 }
 

@@ -85,7 +85,7 @@ INLINE void put(const Rows& rows, int format, int64_t row, int column, const flo
 }
 
 // --- M rows times one tile ------------------------------------------------------------------------------------------------------
-// out[m * stride + 0..31]. Each reads its weights once, from front to back.
+// out[m * stride + 0..31], or a part of that. Each pass reads its weights once, from front to back.
 
 constexpr int PARTS = TILE / LANES;  // registers of a row's outputs
 
@@ -402,15 +402,18 @@ INLINE void with_rows(int count, Kernel kernel) {
 // The same in blocks of equal size, with all passes over the tile: kernel<M>(row, pass). A small last block would be bound by loads.
 template <int MOST, bool INTS, class Kernel>
 INLINE void in_passes(int64_t row, int count, const uint8_t* next, Kernel kernel) {
-  const int blocks = (count + MOST - 1) / MOST;
-  for (int block = 0, size; block < blocks; block++, row += size, count -= size) {
-    const int left = blocks - block;
-    size = (count + left - 1) / left;
-    with_rows<MOST>(size, [&]<int M>() {
-      constexpr int P = INTS ? INT_PARTS<M> : PARTS, PASSES = PARTS / P;
-      for (int i = 0; i < PASSES; i++) kernel.template operator()<M>(row, Pass{next, block * PASSES + i, blocks * PASSES, i * P});
-    });
-  }
+  auto each_block = [&](auto work) __attribute__((always_inline)) {
+    int64_t first = row;
+    for (int left = (count + MOST - 1) / MOST, rest = count, size; left > 0; left--, first += size, rest -= size) {
+      size = (rest + left - 1) / left;
+      with_rows<MOST>(size, [&]<int M>() { work.template operator()<M, INTS ? INT_PARTS<M> : PARTS>(first); });
+    }
+  };
+  int number = 0, passes = 0;
+  each_block([&]<int M, int P>(int64_t) { passes += PARTS / P; });
+  each_block([&]<int M, int P>(int64_t first) {
+    for (int part = 0; part < PARTS; part += P) kernel.template operator()<M>(first, Pass{next, number++, passes, part});
+  });
 }
 
 // out[(r - row) * stride + 0..31] of rows [row, row + count) and one tile, bias included. `next`: the tile behind this one.
