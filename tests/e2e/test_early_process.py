@@ -118,5 +118,5 @@ def _is_marked(process: psutil.Process) -> bool:
 def test_one_of_another_environment_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with EarlyProcess() as early:
         [process] = begun()
-        monkeypatch.setenv("OMP_NUM_THREADS", "1")  # by a plugin that is loaded, say
+        monkeypatch.setenv(MARK, "changed")  # by a plugin that is loaded, say
         assert early.take() is None and not process.is_running()
