@@ -52,7 +52,11 @@ async def test_a_start_from_the_file_gives_the_same(quant: str, cache: Path) -> 
 
 
 async def test_each_format_and_dtype_has_a_file_of_its_own(cache: Path) -> None:
-    for overrides in (("quant=cpu_int8",), ("quant=cpu_int4",), ("quant=cpu_int4", "model.dtype=float32")):
+    for overrides in (
+        ("quant=cpu_int8",),
+        ("quant=cpu_int4", "model.dtype=bfloat16"),
+        ("quant=cpu_int4", "model.dtype=float32"),
+    ):
         await answers(*overrides)
     assert len(files(cache)) == 3
 
