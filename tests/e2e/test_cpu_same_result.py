@@ -119,14 +119,14 @@ async def test_steps_that_are_begun_ahead_change_no_answer(family: str, tiny: Ca
         call(
             f"r{index}",
             random.Random(index).choices(range(6, 330), k=length),
-            20 + 7 * index,
+            40 + 7 * index,
             temperature=0.0,
             stop_token_ids=[7],
         )
         for index, length in enumerate((3, 64, 17, 30, 5, 48))
     ]
     fixed = (f"model.source={tiny(family)}", *NATIVE, *FORMATS["bf16"], "executor.num_threads=2")
-    expected, used = None, 0
+    expected = None
     for overlap in (0, 64):
         for way in ways:
             async with running(*fixed, *way, f"model.overlap_requests={overlap}") as pipeline:
@@ -135,11 +135,9 @@ async def test_steps_that_are_begun_ahead_change_no_answer(family: str, tiny: Ca
                 ahead = pipeline.engine._pipeline.executor._runner.model._program.ahead
                 if way is SWAPPED:
                     assert sum(step.num_swapped_in_blocks for step in pipeline.steps) > 0
-            assert ahead.begun > 10 if overlap else not ahead.begun, (overlap, way)  # how many depends on what was said
-            used += ahead.used
+            assert (ahead.begun > 20 and ahead.used > 10) if overlap else not ahead.begun, (overlap, way)
             expected = expected or found
             assert found == expected, (overlap, way)
-    assert used > 40
 
 
 async def test_a_pool_of_the_same_memory_holds_more_tokens_in_int8(tiny: Callable[[str], Path]) -> None:

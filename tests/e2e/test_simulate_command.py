@@ -87,15 +87,14 @@ def test_a_fit_and_what_is_done_with_it(tmp_path: Path, capsys: pytest.CaptureFi
     model, path = make_tiny_model(tmp_path / "model"), tmp_path / "cost.json"
     source = f"model.source={model}"
     sizes = ("seconds=0.1", "max_batch=4", "max_prompt_len=64", "output_len=6")
-    assert simulate("fit", f"output={path}", source, "cache.num_blocks=100", *sizes) == 0
+    assert simulate("fit", f"output={path}", source, "model.dtype=bfloat16", "cache.num_blocks=100", *sizes) == 0
     shown = capsys.readouterr()
     assert "a step is off by" in shown.out
     assert "measuring steps for about 0.1 s" in shown.err and "up to 4 at a time" in shown.err
     assert "blocked" not in shown.err
     cost = load_cost(str(path))
     assert cost.num_kv_slots == 1600 and cost.max_model_len == 512
-    width = 4 if "float32" in cost.about else 2  # bytes of the dtype that this machine computes in
-    assert cost.kv_bytes_per_token == 2 * 2 * 2 * 16 * width  # keys and values, layers, heads, their width
+    assert cost.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2  # keys and values, layers, heads, their width, bytes
     assert sum(getattr(cost.seconds, term) for term in TERMS) > 0
     assert cost.fit["residual"]["steps"] > 10
     assert cost.fit["machine"]["processor"]
