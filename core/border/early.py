@@ -58,8 +58,7 @@ class EarlyProcess:
 
     def take(self) -> subprocess.Popen[bytes] | None:
         """The process, once, and only where it is alive and what it was given would still be given to it."""
-        with self._lock:
-            process, self._process = self._process, None
+        process = self._let_go()
         if process is None:
             return None
         if (status := process.poll()) is not None:
@@ -70,10 +69,14 @@ class EarlyProcess:
         return None
 
     def close(self) -> None:
-        with self._lock:
-            process, self._process = self._process, None
+        process = self._let_go()
         if process is not None:
             _end(process)
+
+    def _let_go(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            process, self._process = self._process, None
+        return process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -52,7 +52,7 @@ static double products_per_second(Team& team, int each, Product product) {
   std::atomic<int> next{0};
   double seconds = best_seconds(team, [&] { next = 0; }, [&](int thread) {
     V sums[CHAINS];
-    UNROLL for (int c = 0; c < CHAINS; c++) sums[c] = __builtin_convertvector(Ints{} + c, V);  // or the compiler would make one of them
+    UNROLL for (int c = 0; c < CHAINS; c++) sums[c] = converted<V>(Ints{} + c);  // or the compiler would make one of them
     Ints numbers = Ints{} + (0x01010101 + thread);
     while (next.fetch_add(1) < PIECES) {
       for (int n = 0; n < PRODUCTS / PIECES; n++) {

@@ -210,8 +210,6 @@ INLINE void add_small_group(int64_t stride, const SmallDigit* from, const uint8_
   EACH_PRODUCT(sums[m][p] = joined(sums[m][p]));
 }
 
-INLINE Floats as_floats(Ints value) { return __builtin_convertvector(value, Floats); }
-
 // Weights are bytes above 128: (w + 128) * a, less 128 times the sum of a.
 template <int M>
 KERNEL void tile_int8(
@@ -229,7 +227,7 @@ KERNEL void tile_int8(
     EACH_PRODUCT(found[m][p] = Ints{} + sums[m * groups + group]);
     add_group<M>(rows.stride, from, weights, found);
     weights += TILE * GROUP;
-    EACH_PRODUCT(totals.set(m, p, as_floats(found[m][p]) * scales[m * groups + group] + totals.get(m, p)));
+    EACH_PRODUCT(totals.set(m, p, converted<Floats>(found[m][p]) * scales[m * groups + group] + totals.get(m, p)));
   }
   EACH_PRODUCT(totals.set(m, p, totals.get(m, p) * load<Floats>(weight_scales + (pass.part + p) * LANES)));
   totals.finish();
@@ -253,7 +251,7 @@ KERNEL void tile_int8_groups(const Rows& rows, int64_t row, const uint8_t* tile,
     weights += INT8_GROUP_BYTES;
     EACH_PRODUCT({
       const Floats scale = load_half<Floats>(weight_scales + p * LANES) * scales[m * groups + group];
-      totals.set(m, p, as_floats(found[m][p]) * scale + totals.get(m, p));
+      totals.set(m, p, converted<Floats>(found[m][p]) * scale + totals.get(m, p));
     });
   }
   totals.finish();
@@ -289,7 +287,7 @@ KERNEL void tile_int4(const Rows& rows, int64_t row, const uint8_t* tile, int k,
     EACH_PRODUCT({
       const float scale = scales[m * groups + group], total = group_totals[m * groups + group];
       const Floats rest = load_half<Floats>(factors + TILE + p * LANES) * total + totals.get(m, p);
-      totals.set(m, p, as_floats(joined(found[m][p])) * (load_half<Floats>(factors + p * LANES) * scale) + rest);
+      totals.set(m, p, converted<Floats>(joined(found[m][p])) * (load_half<Floats>(factors + p * LANES) * scale) + rest);
     });
   }
   totals.finish();
@@ -314,7 +312,7 @@ KERNEL void tile_int4_unpacked(
     EACH_PRODUCT({
       const float scale = scales[m * groups + group], total = group_totals[m * groups + group];
       const Floats rest = load<Floats>(factors + TILE + p * LANES) * total + totals.get(m, p);
-      totals.set(m, p, as_floats(found[m][p]) * (load<Floats>(factors + p * LANES) * scale) + rest);
+      totals.set(m, p, converted<Floats>(found[m][p]) * (load<Floats>(factors + p * LANES) * scale) + rest);
     });
   }
   totals.finish();

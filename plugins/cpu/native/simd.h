@@ -125,9 +125,8 @@ INLINE void store_digits(Digit* to, I16 value) {
 }
 #endif
 
-// In this order: a compiler that adds up many products at their end has no registers for them.
-INLINE Ints plus(Ints sum, Ints products) {
-  sum = (Ints)((Unsigneds)sum + (Unsigneds)products);
+// Summed up now: a compiler that adds up many products at their end has no registers for them.
+INLINE Ints summed(Ints sum) {
 #if defined(__AVX512F__)
   asm("" : "+v"(sum));
 #elif defined(__x86_64__)
@@ -135,6 +134,7 @@ INLINE Ints plus(Ints sum, Ints products) {
 #endif
   return sum;
 }
+INLINE Ints plus(Ints sum, Ints products) { return summed((Ints)((Unsigneds)sum + (Unsigneds)products)); }
 
 // Sums of neighbours: words times words, and bytes times signed bytes, in lanes of 16 bits (the sum of two has to fit).
 INLINE Ints two_words(Ints x, Ints y) {
@@ -213,13 +213,10 @@ INLINE Ints joined(Ints acc) { return acc; }
 typedef int8_t SmallDigit;
 INLINE Ints dot4_small(Ints acc, Ints bytes, const SmallDigit* four) {
 #if defined(__AVX512BW__)
-  acc = (Ints)_mm512_add_epi16((__m512i)acc, _mm512_maddubs_epi16((__m512i)bytes, _mm512_set1_epi32(four_bytes(four))));
-  asm("" : "+v"(acc));  // as in `plus`
+  return summed((Ints)_mm512_add_epi16((__m512i)acc, _mm512_maddubs_epi16((__m512i)bytes, _mm512_set1_epi32(four_bytes(four)))));
 #else
-  acc = (Ints)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)bytes, _mm256_set1_epi32(four_bytes(four))));
-  asm("" : "+x"(acc));
+  return summed((Ints)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)bytes, _mm256_set1_epi32(four_bytes(four)))));
 #endif
-  return acc;
 }
 INLINE Ints joined(Ints acc) { return two_words(acc, Ints{} + 0x00010001); }
 #endif
