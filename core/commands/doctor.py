@@ -17,6 +17,7 @@ from core.commands.doctor_configs import option_check
 from core.commands.doctor_installs import install_check, package_check, plugin_check
 from core.commands.findings import Finding, Level
 from core.errors import ConfigError, NonetError
+from core.host_cpu import cpu_flags, num_cores
 from core.memory import free_host_memory
 from core.model.sources import default_cache_dir, list_models
 from core.plugins import Plugins, load_plugins
@@ -83,19 +84,12 @@ def machine_check() -> list[Finding]:
     free = free_host_memory()
     level: Level = "ok" if free is not None and free > 2 * 2**30 else "warn"
     memory = "an unknown amount" if free is None else f"{free / 2**30:.1f} GiB"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return [
         Finding(level, "memory", f"{memory} available; the default model wants about 2"),
-        Finding("ok", "cores", f"{cores}; bfloat16 in hardware: {'yes' if 'avx512_bf16' in _cpu_flags() else 'no'}"),
+        Finding(
+            "ok", "cores", f"{num_cores()}; bfloat16 in hardware: {'yes' if 'avx512_bf16' in cpu_flags() else 'no'}"
+        ),
     ]
-
-
-def _cpu_flags() -> frozenset[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return frozenset()
-    return frozenset(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
 
 
 def cache_check() -> list[Finding]:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from core.host_cpu import num_cores
 from core.lab.bench.report import shown
-from core.lab.machine import num_cores, vector_instructions
+from core.lab.machine import vector_instructions
 from core.lab.peers.offline import own
 from core.lab.peers.servers import free_port, own_command, served
 from core.lab.pieces import Outcome, Size, given, main, sized

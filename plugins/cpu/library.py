@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from core.host_cpu import cpu_flags
 from core.model.file_cache import default_cache_dir
 from plugins.cpu.records import ABI, AheadCounts, ModelRecord, StepRecord
 
@@ -95,11 +96,7 @@ def cpu_features() -> frozenset[str]:
     """Names as Linux has them."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return frozenset()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+    return cpu_flags()
 
 
 def sources() -> dict[str, bytes]:
