@@ -11,6 +11,8 @@ import threading
 from contextlib import suppress
 from types import TracebackType
 
+from core.host_cpu import num_cores
+
 logger = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-P", "-c", "from core.process import main; main()")
@@ -32,15 +34,19 @@ def start_process(*arguments: str) -> subprocess.Popen[bytes]:
 class EarlyProcess:
     """`with EarlyProcess() as early:` around a command that is going to start an engine process.
 
-    It imports for some seconds what every engine needs while this process reads its config. The first engine process
-    takes it over; it is ended where nobody has. The thread that makes it has to outlive the engine: the kernel ends one with
-    the other.
+    It imports for some seconds what every engine needs while this process reads its config, on another core: with one core
+    there is none. The first engine process takes it over; it is ended where nobody has, and has then been told of no model.
+    The thread that makes it has to outlive the engine: the kernel ends one with the other.
     """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()  # `take` and `close` come from two threads
         self._environ = child_environ()
+        if num_cores() > 1:
+            self._begin()
+
+    def _begin(self) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: it must not die of Ctrl-C
         try:
             with suppress(OSError):  # the engine process will tell why
