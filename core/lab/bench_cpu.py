@@ -7,6 +7,7 @@ others are told so. `--quick` is a smoke test with a model of a few thousand wei
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from core.lab.machine import vector_instructions
 from core.lab.peers.offline import own
 from core.lab.peers.servers import free_port, own_command, served
 from core.lab.pieces import Outcome, Size, given, main, sized
+from core.lab.start_up import start_up
 
 ROOT = Path(__file__).parents[2]
 CHAT = "+preset=chat"
@@ -38,6 +40,7 @@ TARGETS: Mapping[tuple[str, int], Targets] = {
         "long_prefill_int8": {"worst_gap_s": 0.2},
         "gemma_int8": {"decode_tokens_per_s": 110.0},
         "gemma_http8_int8": {"output_tokens_per_s": 300.0},
+        "start": {"first_answer_s": 3.0},
     },
 }
 """(best instructions, cores) -> run -> figure -> what it must be: at least that rate, at most that time."""
@@ -151,8 +154,21 @@ def gemma(bench: Bench) -> Outcome:
     return Outcome((one[0] and eight.good) or bench.size == "quick", f"{one[1]}, {eight.figures}", eight.left_out)
 
 
+def start(bench: Bench) -> Outcome:
+    """From the start of `serve` to its first answer, without settings: median of five with a warm cache."""
+    words = [CHAT, *([bench.model] if bench.model else [])]
+    starts = [start_up(words, ROOT) for _ in range(6 if bench.size == "full" else 2)][1:]
+    seconds = sorted(one.first_answer_s for one in starts)
+    median, memory = statistics.median(seconds), statistics.median(one.memory_bytes for one in starts)
+    figures = f"start {median:.2f} s, {memory / 2**20:.0f} MiB"
+    print(f"{figures} of both processes  ({seconds[0]:.2f} to {seconds[-1]:.2f} s)", flush=True)
+    bound = bench.targets.get("start", {}).get("first_answer_s")
+    left_out = ("start",) if bench.size == "quick" else ()
+    return Outcome(bound is None or met("first_answer_s", median, bound), figures, left_out)
+
+
 PIECES: Mapping[str, Callable[[Bench], Outcome]] = {
-    piece.__name__: piece for piece in (single, offline, http8, http32, long_prefill, gemma)
+    piece.__name__: piece for piece in (single, offline, http8, http32, long_prefill, gemma, start)
 }
 
 
