@@ -144,7 +144,8 @@ def load_plugins(
     _refuse_unknown(disable, points)
     disabled = {*map(_canonical, (*disable, *filter(None, environ.get(DISABLE_VARIABLE, "").split(","))))}
     timeout_s = default_start_timeout(environ) if start_timeout is None else start_timeout
-    records = [_load_builtin(name) for name in BUILTINS]
+    ours = nonet_version()
+    records = [_load_builtin(name, ours) for name in BUILTINS]
     records += [_load_entry_point(point, disabled, timeout_s) for point in points]
     records = _without_clashes(records)
     provided = {(g, c.name): Provided(g, c, record) for record in records for g, c in record.components}
@@ -169,10 +170,10 @@ def _canonical(name: str) -> str:
     return canonicalize_name(name.strip())
 
 
-def _load_builtin(name: str) -> PluginRecord:
+def _load_builtin(name: str, version: str) -> PluginRecord:
     module = importlib.import_module(name)
     listing = list_plugin(module, check_api(getattr(module, LITERAL, None), "nonet"))
-    return _loaded(PluginRecord(name, "nonet", nonet_version(), "loaded", builtin=True), listing)
+    return _loaded(PluginRecord(name, "nonet", version, "loaded", builtin=True), listing)
 
 
 def _load_entry_point(point: EntryPoint, disabled: set[str], timeout_s: float) -> PluginRecord:

@@ -98,6 +98,7 @@ class ConfigFiles:
         for typed, folder in folders.items():
             path.append(f"{CONFIG_DIR}{typed}", f"file://{folder}")
         path.append("schema", "structured://")
+        self._version = nonet_version()
         self._wheels = {p: r.wheel for r in plugins.records for p in r.config_packages}
         self._loader = ConfigLoaderImpl(path)
         places = [place for package in (OURS, *plugins.config_packages()) for place in _places(package)]
@@ -158,7 +159,7 @@ class ConfigFiles:
         loaded = self.load(config_path)
         provider = loaded.provider if loaded is not None else COMPONENT
         if provider == OURS:
-            return f"{OURS}/{config_path}.yaml (nonet {nonet_version()})"
+            return f"{OURS}/{config_path}.yaml (nonet {self._version})"
         if provider.startswith(CONFIG_DIR):
             return f"{provider.removeprefix(CONFIG_DIR).rstrip('/')}/{config_path}.yaml (config_dir)"
         return f"{provider}:{config_path}.yaml ({self._wheels[provider]})" if provider in self._wheels else provider
