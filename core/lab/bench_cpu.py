@@ -54,9 +54,8 @@ class Bench:
     model: str = ""  # an override that goes before all others
     targets: Targets = field(default_factory=dict)
 
-    @property
-    def repeat(self) -> str:
-        return f"repeat={3 if self.size == 'full' else 1}"
+    def repeat(self, rounds: int) -> str:
+        return f"repeat={rounds if self.size == 'full' else 1}"
 
     def words(self, quant: str, source: str = "") -> list[str]:
         native = ["model=cpu", "attention=cpu_paged", f"quant=cpu_{quant}"]
@@ -67,9 +66,9 @@ class Bench:
         return [f"{name}={value if self.size == 'full' else max(value // 8, 1)}" for name, value in full.items()]
 
 
-def _run(bench: Bench, name: str, *words: str) -> tuple[bool, str]:
+def _run(bench: Bench, name: str, *words: str, rounds: int = 3) -> tuple[bool, str]:
     """Whether its targets are met, and its figures in words; prints them with their spread."""
-    report = own(*words, bench.repeat)
+    report = own(*words, bench.repeat(rounds))
     spread, headline = report.get("spread", {}), report["headline"]
     for figure, value in headline.items():
         over = f"  ({shown(figure, spread[figure]['min'])} to {shown(figure, spread[figure]['max'])})" if spread else ""
@@ -107,7 +106,7 @@ def single(bench: Bench) -> Outcome:
 def offline(bench: Bench) -> Outcome:
     """32 requests of mixed lengths at once."""
     words = ["workload=offline", *bench.lengths(num_requests=32)]
-    return _outcome(bench, [_run(bench, "offline_bf16", *words, *bench.words("bf16"))])
+    return _outcome(bench, [_run(bench, "offline_bf16", *words, *bench.words("bf16"), rounds=2)])  # a minute each
 
 
 @contextmanager
@@ -155,9 +154,9 @@ def gemma(bench: Bench) -> Outcome:
 
 
 def start(bench: Bench) -> Outcome:
-    """From the start of `serve` to its first answer, without settings: median of five with a warm cache."""
+    """From the start of `serve` to its first answer, without settings: median of four with a warm cache."""
     words = [CHAT, *([bench.model] if bench.model else [])]
-    starts = [start_up(words, ROOT) for _ in range(6 if bench.size == "full" else 2)][1:]
+    starts = [start_up(words, ROOT) for _ in range(5 if bench.size == "full" else 2)][1:]
     seconds = sorted(one.first_answer_s for one in starts)
     median, memory = statistics.median(seconds), statistics.median(one.memory_bytes for one in starts)
     figures = f"start {median:.2f} s, {memory / 2**20:.0f} MiB"

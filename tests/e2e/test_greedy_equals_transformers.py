@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 import transformers
 
+from core.host_cpu import cpu_flags
 from core.lab.prose import SENTENCES, passage
 from core.lab.teacher_forcing import Reference
 from core.model.describe import read_spec
@@ -87,13 +88,13 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     yield Case(files, prompts, Reference(files))
 
 
-async def generate(case: Case, dtype: str) -> list[Answered]:
-    calls = [call(str(index), prompt, MAX_TOKENS) for index, prompt in enumerate(case.prompts)]
+async def generate(case: Case, dtype: str, max_tokens: int = MAX_TOKENS) -> list[Answered]:
+    calls = [call(str(index), prompt, max_tokens) for index, prompt in enumerate(case.prompts)]
     source = f"model.source={case.files.path}"
     async with running(source, f"model.dtype={dtype}", "cache.num_blocks=600") as pipeline:
         answers = await pipeline.answer_all(calls)
         assert max(step.num_requests for step in pipeline.steps) >= 16, "the prompts did not share steps"
-    assert all(len(answer.token_ids) == MAX_TOKENS for answer in answers)
+    assert all(len(answer.token_ids) == max_tokens for answer in answers)
     return answers
 
 
@@ -117,7 +118,8 @@ def test_float32_chooses_what_transformers_chooses(case: Case) -> None:
 
 
 def test_bfloat16_stays_close_to_float32(case: Case) -> None:
-    gaps = case.judge(asyncio.run(generate(case, "bfloat16")))
+    native = bool(cpu_flags() & {"avx512_bf16", "amx_bf16"})  # else torch takes four times as long
+    gaps = case.judge(asyncio.run(generate(case, "bfloat16", MAX_TOKENS if native else 24)))
     agreement = sum(gap == 0 for gap in gaps) / len(gaps)
     print(f"\n{case.files.path.name}: {agreement:.4f} of {len(gaps)} tokens agree, largest gap {max(gaps):.3f}")
     assert agreement >= 0.97
