@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import subprocess
 import tempfile
 import time
@@ -30,11 +31,15 @@ class StartUp:
 
 
 def start_up(words: Sequence[str], folder: Path) -> StartUp:
-    """One start of `serve`, to its end. Raises NonetError where it ends or does not answer in two minutes."""
+    """One start of `serve`, to its end. Raises NonetError where it ends or does not answer in two minutes.
+
+    Python keeps what it compiles, as it does by itself; a machine for tests may have that switched off.
+    """
     port = free_port()
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryFile() as log:
         started = time.perf_counter()
-        with subprocess.Popen(own_command(words, port), stdout=log, stderr=log, cwd=folder) as process:
+        with subprocess.Popen(own_command(words, port), stdout=log, stderr=log, env=environ, cwd=folder) as process:
             try:
                 while not _answered(port):
                     if process.poll() is not None or time.perf_counter() - started > LIMIT_S:
