@@ -10,10 +10,15 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
+import signal
+import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -54,7 +59,8 @@ _NEEDS: Mapping[str, frozenset[str]] = {
     "avx2": _V3,
     "portable": frozenset(),
 }
-COMPILE_S = 600
+COMPILE_S = 300  # takes 15 to 60 s; an engine has `process.start_timeout`, 600 s, to start
+DIGEST_BYTES = 32
 
 
 class NoNativeCodeError(Exception):
@@ -104,33 +110,79 @@ def sources() -> dict[str, bytes]:
 
 
 def _compiled(name: str) -> Path:
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+    compiler = (
+        shlex.split(os.environ.get("CXX", "")) or list(filter(None, map(shutil.which, ("g++", "clang++", "c++"))))[:1]
+    )
     flags = [*FLAGS, *INSTRUCTIONS[name]]
     key = hashlib.sha256(repr((sources(), flags, platform.machine())).encode()).hexdigest()[:20]
     built = default_cache_dir() / "native" / f"{name}-{key}.so"
-    if built.is_file():
-        return built
-    if compiler is None:
-        raise NoNativeCodeError("no C++ compiler (g++ or clang++); install one, or set CXX")
-    log.info("compiling native code for %s, once: %s", name, built)
     try:
-        built.parent.mkdir(parents=True, exist_ok=True)
+        built.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_strangers(built.parent)
+        if _is_whole(built):
+            return built
+        if not compiler:
+            raise NoNativeCodeError("no C++ compiler (g++ or clang++); install one, or set CXX")
+        log.info("compiling native code for %s, once: %s", name, built)
+        _remove_stale(built.parent)
         with tempfile.TemporaryDirectory(dir=built.parent) as folder:
             made = Path(folder) / built.name
-            _compile([compiler, *flags, str(SOURCES / MAIN), "-o", str(made)])
+            _compile([*compiler, *flags, str(SOURCES / MAIN), "-o", str(made)])
+            with made.open("ab") as file:
+                file.write(hashlib.sha256(made.read_bytes()).digest())
             os.replace(made, built)  # two processes at once make the same
     except OSError as error:
         raise NoNativeCodeError(f"compiled code cannot be kept in {built.parent}: {error}") from None
     return built
 
 
-def _compile(command: Sequence[str]) -> None:
+def _refuse_strangers(folder: Path) -> None:
+    """Code from a folder that somebody else can write to would be run. Raises NoNativeCodeError, OSError."""
+    for place in (folder, folder.parent):
+        found = place.stat()
+        theirs = stat.S_IWOTH if found.st_gid == os.getgid() else stat.S_IWOTH | stat.S_IWGRP
+        if found.st_uid not in (os.getuid(), 0) or found.st_mode & theirs:
+            raise NoNativeCodeError(
+                f"others can write to {place}, and code from there is not run; `chown` it or `chmod go-w` it, or set NONET_CACHE "
+                "to a folder of your own"
+            )
+
+
+def _is_whole(built: Path) -> bool:
+    """Whether it ends with the digest of what is before: a disk may have been full, or the power gone."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, stdin=subprocess.DEVNULL)
+        found = built.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.getuid(), 0):
+            return False
+        content = built.read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]
+
+
+def _remove_stale(folder: Path) -> None:
+    """What killed compilers have left behind."""
+    for place in folder.glob("tmp*"):
+        with suppress(OSError):
+            if place.stat().st_mtime < time.time() - 2 * COMPILE_S:
+                shutil.rmtree(place)
+
+
+def _compile(command: Sequence[str]) -> None:
+    """In a process group of its own, since a compiler is several processes."""
+    try:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        ) as process:
+            try:
+                stderr = process.communicate(timeout=COMPILE_S)[1].decode(errors="replace")
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoNativeCodeError(f"{command[0]} does not run: {error}") from None
-    if done.returncode:
-        raise NoNativeCodeError(f"{command[0]} fails: {(done.stderr.strip().splitlines() or ['no message'])[-1][:300]}")
+    if process.returncode:
+        raise NoNativeCodeError(f"{command[0]} fails: {(stderr.strip().splitlines() or ['no message'])[-1][:300]}")
 
 
 def _opened(path: Path) -> ctypes.CDLL:

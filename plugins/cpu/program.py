@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from core.errors import NonetError
 from core.model.interface import AttentionSpec
 from plugins.cpu.library import Library
 from plugins.cpu.packing import PackedMatrix
@@ -189,10 +190,13 @@ class Program:
 
 @cache
 def _team(library: Library, num_threads: int) -> int:
-    """One for each number of threads, as long as the process lives."""
+    """One for each number of threads, as long as the process lives. Raises NonetError where the system gives fewer."""
     team = library.handle.nonet_team(num_threads)
     if not team:
-        raise MemoryError("native code: no threads")
+        raise NonetError(
+            f"the system does not give {num_threads} threads; lower executor.num_threads, or raise what limits them "
+            "(`ulimit -u -v`)"
+        )
     return int(team)
 
 

@@ -6,6 +6,7 @@ depends on, and comes into being complete.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import mmap
@@ -119,6 +120,8 @@ class WeightFile:
     def open(cls, path: Path) -> WeightFile | None:
         """None where there is none. One that is spoilt is removed, and told."""
         try:
+            if path.exists() and not path.is_file():
+                raise OSError(errno.EINVAL, "no regular file", str(path))
             with path.open("rb") as file:
                 found = cls(*_read(file))
         except FileNotFoundError:

@@ -73,6 +73,16 @@ async def test_a_spoilt_file_is_made_again(spoil: str, cache: Path, caplog: pyte
     assert "made again" in caplog.text
 
 
+async def test_what_is_no_file_is_replaced(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A pipe would be read for ever."""
+    before = await answers("quant=cpu_int8")
+    (path,) = files(cache)
+    path.unlink()
+    os.mkfifo(path)
+    assert await answers("quant=cpu_int8") == before
+    assert path.is_file() and "no regular file" in caplog.text
+
+
 def changed_index(whole: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
     length = int.from_bytes(whole[-16:-8], "little")
     index = json.loads(whole[-16 - length : -16])

@@ -58,14 +58,14 @@ class Team {
   std::recursive_mutex mutex;  // of all that run, begin or end: models of a process share a team
 
   explicit Team(int size) : size_(size) {
-    for (int index = 1; index < size; index++) threads_.emplace_back([this, index] { serve(index); });
+    try {
+      for (int index = 1; index < size; index++) threads_.emplace_back([this, index] { serve(index); });
+    } catch (...) {  // the system gives no more: threads that nobody has joined would end the process
+      stop();
+      throw;
+    }
   }
-  ~Team() {
-    stopped_ = true;
-    turn_.fetch_add(2);
-    turn_.notify_all();
-    for (auto& thread : threads_) thread.join();
-  }
+  ~Team() { stop(); }
   int size() const { return size_; }
 
   // Calls work(index) on the caller's thread, and on every other one that comes before that has returned: what one would do, the
@@ -98,6 +98,12 @@ class Team {
   }
 
  private:
+  void stop() {
+    stopped_ = true;
+    turn_.fetch_add(2);
+    turn_.notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
   void serve(int index) {
     OwnCore core(index, size_);
     for (int seen = 0;;) {
