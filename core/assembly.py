@@ -114,7 +114,10 @@ def build(part: Part, context: object) -> Any:
     except (NonetError, Terminated, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise PluginError(f"{part.who} could not be built: {described(error)}") from error
+        hint = (
+            "; lower cache.memory or executor.num_threads, or raise the limit" if isinstance(error, MemoryError) else ""
+        )
+        raise PluginError(f"{part.who} could not be built: {described(error)}{hint}") from error
 
 
 def read_model(

@@ -57,8 +57,9 @@ def _run(command: str, arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
-    if sys.stdin is None:  # started with a closed standard input: the same as an empty one
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in order: each gets its own number
+        if getattr(sys, name) is None:  # closed: the same as an empty input, or an output that nobody reads
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     try:
         run = importlib.import_module(f"core.commands.{command}").run
         return int(run(arguments))

@@ -128,6 +128,8 @@ def _compiled(name: str) -> Path:
         with tempfile.TemporaryDirectory(dir=built.parent) as folder:
             made = Path(folder) / built.name
             _compile([*compiler, *flags, str(SOURCES / MAIN), "-o", str(made)])
+            if not made.is_file():
+                raise NoNativeCodeError(f"{compiler[0]} ends well, and has written nothing")
             with made.open("ab") as file:
                 file.write(hashlib.sha256(made.read_bytes()).digest())
             os.replace(made, built)  # two processes at once make the same

@@ -59,10 +59,11 @@ def weight_path(context: ModelContext, arch: Architecture) -> Path:
     return default_cache_dir() / "packed" / f"{key}{SUFFIX}"
 
 
-def _identity(files: ModelFiles) -> list[tuple[str, int, int]]:
-    """Of each file that holds weights: path, size and time of the last change."""
+def _identity(files: ModelFiles) -> list[tuple[str, int, int, int]]:
+    """Of each file that holds weights: path, size, and times of the last change, of which a copy may keep only the first."""
     paths = sorted(files.path.glob("*.safetensors")) if files.path.is_dir() else [files.path]
-    return [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    found = [(str(path.resolve()), path.stat()) for path in paths]
+    return [(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for path, stat in found]
 
 
 class Writer:
@@ -112,7 +113,8 @@ def writing(path: Path) -> Iterator[Writer]:
 class WeightFile:
     """All of one file, in memory. Tensors are views of it."""
 
-    def __init__(self, data: Tensor, index: Index):
+    def __init__(self, path: Path, data: Tensor, index: Index):
+        self._path = path
         self._data = data
         self._index = index
 
@@ -123,7 +125,7 @@ class WeightFile:
             if path.exists() and not path.is_file():
                 raise OSError(errno.EINVAL, "no regular file", str(path))
             with path.open("rb") as file:
-                found = cls(*_read(file))
+                found = cls(path, *_read(file))
         except FileNotFoundError:
             return None
         except ValueError as error:
@@ -141,23 +143,24 @@ class WeightFile:
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         stored = self._index.tensors.get(name)
         if stored is None or (stored.shape, stored.dtype) != (list(shape), str(dtype)):
-            raise _missing(f"{name} of {list(shape)} {dtype}")
+            raise self._missing(f"{name} of {list(shape)} {dtype}")
         return self._view(stored)
 
     def matrix(self, name: str, n: int, k: int, bias: bool) -> PackedMatrix:
         stored = self._index.matrices.get(name)
         if stored is None or (stored.n, stored.k, stored.bias is not None) != (n, k, bias):
-            raise _missing(f"{name} of {n} x {k} {'with' if bias else 'without'} a bias")
+            raise self._missing(f"{name} of {n} x {k} {'with' if bias else 'without'} a bias")
         scales, biases = (None if part is None else self._view(part) for part in (stored.scales, stored.bias))
         return PackedMatrix(Format(stored.format), n, k, self._view(stored.data), scales, biases)
+
+    def _missing(self, what: str) -> ModelFileError:
+        return ModelFileError(
+            f"packed weights {self._path}: {what} is not among them; remove the file, or set model.weight_cache=false"
+        )
 
     def _view(self, stored: StoredTensor) -> Tensor:
         bytes_of = self._data[stored.start : stored.start + stored.num_bytes]
         return bytes_of.view(DTYPES[stored.dtype]).view(stored.shape)
-
-
-def _missing(what: str) -> ModelFileError:
-    return ModelFileError(f"packed weights: {what} is not among them; set model.weight_cache=false")
 
 
 def _read(file: IO[bytes]) -> tuple[Tensor, Index]:

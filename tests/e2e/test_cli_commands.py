@@ -426,6 +426,17 @@ def test_ctrl_c_stops_a_reply_and_not_the_program(terminal):
     assert terminal.exit_code() == 0
 
 
+def test_a_closed_standard_output_is_one_that_nobody_reads(
+    model: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    command = f'"{sys.executable}" -m core generate prompt=hello max_tokens=2 +preset=chat model.source="{model}" >&-'
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_closed_standard_input_is_an_empty_one(model: Path, environ: dict[str, str], tmp_path: Path) -> None:
     command = f'"{sys.executable}" -m core chat +preset=chat model.source="{model}" <&-'
     done = subprocess.run(

@@ -162,6 +162,12 @@ async def test_another_model_at_the_same_path_is_another_file(cache: Path, tmp_p
     os.utime(copy, (1, 1))
     await answers(f"model.source={copy}", "quant=cpu_int8")
     assert len(files(cache)) == 2
+    other = tmp_path / "other.gguf"
+    other.write_bytes(TINY.read_bytes())
+    os.utime(other, ns=(0, copy.stat().st_mtime_ns))  # as `cp -p` and `rsync -t` do
+    other.replace(copy)
+    await answers(f"model.source={copy}", "quant=cpu_int8")
+    assert len(files(cache)) == 3
 
 
 async def test_where_nothing_can_be_written_it_runs_all_the_same(

@@ -115,7 +115,15 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
+def test_a_compiler_that_writes_nothing_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "true")
+    with pytest.raises(NoNativeCodeError, match="true ends well, and has written nothing"):
+        library._compiled("portable")
+
+
 def test_a_compiler_that_fails_says_why() -> None:
+    with pytest.raises(NoNativeCodeError, match="sh fails: .*a byte"):
+        library._compile(["sh", "-c", r"printf '\\377 a byte' >&2; exit 1"])
     with pytest.raises(NoNativeCodeError, match="sh fails: no such thing"):
         library._compile(["sh", "-c", "echo no such thing >&2; exit 1"])
 

@@ -180,11 +180,19 @@ def events_of(body: bytes) -> list[dict[str, Any]]:
 def address_of(url: str) -> SplitResult:
     """Raises ConfigError for what is no plain HTTP address."""
     address = urlsplit(url.removesuffix("/").removesuffix("/v1"))
-    if address.scheme != "http" or not address.hostname:
+    if address.scheme != "http" or not address.hostname or not _has_port(address):
         raise ConfigError(
             f"url={url}: an address as in url=http://127.0.0.1:8000; TLS would be measured with it", "url"
         )
     return address
+
+
+def _has_port(address: SplitResult) -> bool:
+    """One that can be, or none, which is 80."""
+    try:
+        return address.port is None or address.port > 0
+    except ValueError:
+        return False
 
 
 def ask(address: SplitResult, path: str) -> dict[str, Any]:
