@@ -1,5 +1,8 @@
 """`python -m core <command> [overrides]`."""
 
-from core.cli import main
+try:
+    from core.cli import main
+except KeyboardInterrupt:
+    raise SystemExit(130) from None
 
 raise SystemExit(main())

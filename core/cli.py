@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 
 from core.errors import NonetError, near_matches
-from core.version import nonet_version
 
 COMMANDS = {
     "serve": "serve a model over HTTP: serve +preset=chat frontend.port=8123",
@@ -41,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if arguments else 2
     command, rest = arguments[0], arguments[1:]
     if command in ("-V", "--version", "version"):
+        from core.version import nonet_version  # not before: it imports as much as all the rest here
+
         print(f"nonet {nonet_version()}")
         return 0
     if command not in COMMANDS:

@@ -87,7 +87,7 @@ class GenerationError(NonetError):
 
 
 class Terminated(SystemExit):
-    """SIGTERM while something starts. What catches a plugin's own SystemExit lets this one through."""
+    """SIGTERM or SIGINT while something starts. What catches a plugin's own SystemExit lets this one through."""
 
 
 def described(error: BaseException) -> str:

@@ -9,30 +9,60 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, TracebackType
 
 from core.border.early import EarlyProcess
 from core.errors import Terminated
 
 
 def run(arguments: Sequence[str]) -> int:
-    signal.signal(signal.SIGTERM, _end_start)
-    try:
-        with EarlyProcess() as early:
-            from core.progress import ProgressBars
-            from core.session import log_to_stderr, open_session, run_frontend
+    with _StartSignals() as signals, EarlyProcess() as early:
+        from core.progress import ProgressBars
+        from core.session import log_to_stderr, open_session, run_frontend
 
-            log_to_stderr()
-            session = open_session(arguments)
-            if not session.settings.process.separate:
-                early.close()
-            asyncio.run(run_frontend(session, ProgressBars(), early))
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # on the way out: one more signal must not change the exit status
+        log_to_stderr()
+        session = open_session(arguments)
+        if not session.settings.process.separate:
+            early.close()
+        signals.check()
+        asyncio.run(run_frontend(session, ProgressBars(), early))
     return 0
 
 
-def _end_start(signum: int, frame: FrameType | None) -> None:
-    """An exception, so that a blocking download ends too; on its way out the engine is closed."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated(0)
+class _StartSignals:
+    """`with _StartSignals():` a signal becomes Terminated, so that a blocking download ends too; the engine is closed on the way.
+
+    Also SIGINT, since a KeyboardInterrupt within an `exec` (how dataclasses are made) decides the exit status of CPython even
+    where it is caught. Code that is interrupted may swallow the exception or answer with another: the exit status is the same.
+    """
+
+    def __init__(self) -> None:
+        self._status: int | None = None
+
+    def __enter__(self) -> _StartSignals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end_start)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _ignore()
+        if not isinstance(error, Terminated):
+            self.check()
+
+    def check(self) -> None:
+        """Raises Terminated where there was a signal."""
+        if self._status is not None:
+            raise Terminated(self._status)
+
+    def _end_start(self, signum: int, frame: FrameType | None) -> None:
+        _ignore()
+        self._status = 128 + signum if signum == signal.SIGINT else 0
+        self.check()
+
+
+def _ignore() -> None:
+    """On the way out: one more signal must not change the exit status."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)

@@ -284,12 +284,13 @@ async def test_a_signal_while_the_engine_is_dead(start: Start) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0, 0.1, 0.2, 4], ids=["begun", "imports", "still imports", "model loads"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_a_signal_while_the_model_loads(start: Start, number: signal.Signals) -> None:
+def test_a_signal_while_it_starts(start: Start, number: signal.Signals, seconds: float) -> None:
     """F08: the load would take a minute more."""
     with start("sampler.start_pause=60", wait=False) as server:
-        server.engine_pid()
-        time.sleep(1)
+        server.engine_pid()  # the first that it begins
+        time.sleep(seconds)
         sent = time.monotonic()
         status = server.stop(number)
         assert time.monotonic() - sent < 5 + 6

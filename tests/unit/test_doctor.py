@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from importlib.metadata import PathDistribution
 from pathlib import Path
@@ -46,6 +47,8 @@ class Folder:
     def install(self, name: str, version: str = "1.0", files: dict[str, str] | None = None, **info: str) -> Path:
         """Lay out distribution `acme-<name>` whose package `acme_<name>` is a plugin called <name>."""
         module = f"acme_{name}"
+        # what was compiled from a file of the same size in the same second would be taken for that of the new one
+        shutil.rmtree(self.path / module / "__pycache__", ignore_errors=True)
         written = {f"{module}/__init__.py": PLUGIN.format(name=name, module=module), **(files or {})}
         for path, text in written.items():
             self.write(path, text)
