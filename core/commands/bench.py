@@ -44,8 +44,17 @@ def _in_process(asked: Asked) -> Report:
     from core.lab.bench.engine import bench_session
 
     session = open_session(asked.in_process)
+    print(_through(asked, session), file=sys.stderr)
     report = asyncio.run(bench_session(session, asked))
     return {**report, "pipeline": pipeline(session), "model": session.settings.model.source}
+
+
+def _through(asked: Asked, session: Session) -> str:
+    """What is about to run: a bare config's layers are slow enough to look like none."""
+    parts = {row["stage"]: row["name"] for row in rows(session) if "name" in row}
+    layers = " ".join(f"{group}={parts[group]}" for group in ("model", "attention", "quant") if group in parts)
+    bare = not any(word.startswith("+preset=") for word in asked.overrides)
+    return f"{asked.workload.num_calls} calls through {layers}{'; +preset=chat runs compiled code' if bare else ''}"
 
 
 def help_text() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,10 @@ def run(arguments: Sequence[str]) -> int:
     asked = parsed(arguments)
     overrides = list(asked.overrides)
     check_config(overrides, asked.groups)
+    print(
+        "each cell is an engine with a plugin that fails, seconds to half a minute; all take some minutes",
+        file=sys.stderr,
+    )
     with swept_folder("nonet-faults-") as (folder, _), quiet():
         if not any(override.startswith("model.source=") for override in overrides):
             overrides.append(f"model.source={make_tiny_model(Path(folder) / 'tiny')}")

@@ -45,14 +45,18 @@ def _with(piece: Callable[[T], Outcome], value: T) -> Callable[[], Outcome]:
 
 def main(arguments: Sequence[str], pieces: Mapping[str, Callable[[], Outcome]], about: str) -> int:
     """Runs the pieces that `arguments` name, all of them without names. Exit code 1 where one fails, 2 for an unknown name."""
+    if any(word in ("-h", "--help") for word in arguments):
+        print("\n".join(["usage: [PIECE …], or all of them:", *_listed(pieces)]))
+        return 0
     unknown = [name for name in arguments if name not in pieces]
     if unknown:
-        print(f"no piece is called {unknown[0]!r}{near_matches(unknown[0], pieces)}", file=sys.stderr)
+        near = near_matches(unknown[0], {*pieces, "--help", "--quick"} if unknown[0].startswith("-") else pieces)
+        print(f"no piece is called {unknown[0]!r}{near}", file=sys.stderr)
         return 2
     started = time.monotonic()
     outcomes = []
     for name in arguments or pieces:
-        print(f"--- {name}: {(pieces[name].__doc__ or '').strip()}", flush=True)
+        print(f"--- {name}: {_line(pieces[name])}", flush=True)
         outcomes.append(pieces[name]())
     good = all(outcome.good for outcome in outcomes)
     figures = "; ".join(outcome.figures if outcome.good else f"FAILED: {outcome.figures}" for outcome in outcomes)
@@ -60,3 +64,11 @@ def main(arguments: Sequence[str], pieces: Mapping[str, Callable[[], Outcome]], 
     without = f"; without its bounds: {left_out}" if left_out else ""
     print(f"{about} {'ok' if good else 'FAILED'} in {time.monotonic() - started:.0f} s: {figures}{without}")
     return int(not good)
+
+
+def _listed(pieces: Mapping[str, Callable[[], Outcome]]) -> list[str]:
+    return [f"  {name:<16}{_line(piece)}" for name, piece in pieces.items()]
+
+
+def _line(piece: Callable[[], Outcome]) -> str:
+    return " ".join((piece.__doc__ or "").partition("\n\n")[0].split())

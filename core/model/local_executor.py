@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import torch
 from core.batch import ModelBatch, SamplerOutput
 from core.cache.kv_cache import KVCopy
 from core.errors import PluginError
+from core.host_cpu import num_cores
 from core.isolation.model import BatchSeal, blame_model, check_logits, check_sampled, checked_argmax, without_numbers
 from core.model.interface import ExecutorContext, Model, StepResult
 from core.model.model_settings import LocalExecutorSettings
@@ -19,6 +21,8 @@ from core.model.optional_model import ArgmaxModel
 from core.model.roofline import Roofline
 from core.model.runner import ModelRunner
 from core.stages.sampler import ArgmaxSampler, Sampler
+
+log = logging.getLogger("nonet.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,9 @@ class LocalExecutor:
         self._threads_before = torch.get_num_threads()
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
+            if settings.num_threads > num_cores():
+                text = "executor.num_threads=%d, and this process has %d cores: threads will wait for each other"
+                log.warning(text, settings.num_threads, num_cores())
         self._vocab_size = context.spec.vocab_size
         self._runner = ModelRunner(context)
         if getattr(self._runner.model, "own_threads", False):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.errors import ConfigError, ModelFileError
+from core.errors import ConfigError, ModelFileError, described
 from core.model.file_cache import (
     CachedModel,
     default_cache_dir,
@@ -129,6 +129,13 @@ def _snapshot(source: str, repo: str, revision: str | None, patterns: list[str])
         raise ModelFileError(f"model source {source!r}: no such repository, or private (then set HF_TOKEN)") from error
     except Exception as error:
         raise ModelFileError(
-            f"model source {source!r}: the hub cannot be reached ({type(error).__name__}: {str(error)[:200]}); check the "
+            f"model source {source!r}: the hub cannot be reached ({described(_first(error))}); check the "
             f"network or HF_ENDPOINT, or use a local folder, or the default {DEFAULT_SOURCE}"
         ) from error
+
+
+def _first(error: BaseException) -> BaseException:
+    """What began it: the hub's own error says in several lines what might be done with the hub."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return error

@@ -142,7 +142,9 @@ def _refuse_strangers(folder: Path) -> None:
     """Code from a folder that somebody else can write to would be run. Raises NoNativeCodeError, OSError."""
     for place in (folder, folder.parent):
         found = place.stat()
-        theirs = stat.S_IWOTH if found.st_gid == os.getgid() else stat.S_IWOTH | stat.S_IWGRP
+        # the cache folder is made by whoever needs it first, and many systems give each user a group, which may write
+        own_group = place != folder and found.st_gid == os.getgid()
+        theirs = stat.S_IWOTH if own_group else stat.S_IWOTH | stat.S_IWGRP
         if found.st_uid not in (os.getuid(), 0) or found.st_mode & theirs:
             raise NoNativeCodeError(
                 f"others can write to {place}, and code from there is not run; `chown` it or `chmod go-w` it, or set NONET_CACHE "

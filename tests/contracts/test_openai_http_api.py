@@ -416,6 +416,9 @@ def test_small_endpoints(client, front):
     ):
         answer = client.request(method, path)
         assert answer.status_code == status and set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    told = client.post("/v1/chat/completion").json()["error"]["message"]
+    assert told.startswith("There is no /v1/chat/completion; did you mean /v1/chat/completions")
+    assert client.get(CHAT).json()["error"]["message"] == f"{CHAT} does not take GET: use POST."
 
 
 def test_openapi_shows_the_bounds(client):

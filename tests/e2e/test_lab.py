@@ -245,6 +245,13 @@ def test_the_last_line_has_the_figures_of_all_pieces(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.splitlines()[-1] == "plugins ok in 0 s: fine 3/3"
 
 
+def test_help_names_the_pieces(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"], PIECES, "plugins") == 0
+    assert capsys.readouterr().out.splitlines()[1].split(maxsplit=1) == ["fine", "Nothing is wrong."]
+    assert main(["--quikc"], PIECES, "plugins") == 2
+    assert "did you mean --quick?" in capsys.readouterr().err
+
+
 def test_a_piece_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fien"], PIECES, "plugins") == 2
     assert capsys.readouterr().err == "no piece is called 'fien'; did you mean fine?\n"

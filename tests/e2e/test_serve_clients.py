@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import httpx
 import pytest
 
 from core.model.spec import ModelFiles
@@ -44,7 +46,7 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
 @pytest.fixture(scope="module")
 def chat_server(smollm2: ModelFiles) -> Iterator[RunningServer]:
     """What `make serve` starts, on one thread: several wait for each other for long where the machine is busy."""
-    with RunningServer(["executor.num_threads=1"]) as server:
+    with RunningServer(["model=cpu", "executor.num_threads=1"]) as server:
         yield server
 
 
@@ -68,6 +70,19 @@ def run_node(node: str, server: RunningServer) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return [line.removeprefix("ok ") for line in done.stdout.splitlines()]
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_readmes_first_question_is_answered(chat_server: RunningServer) -> None:
+    """The default model has 135 million weights of 4 bits, and knows few capitals: the question is one whose answer it has."""
+    readme = (HERE.parents[1] / "README.md").read_text(encoding="utf-8")
+    body = re.search(r"chat/completions .*?-d '(\{.*?\})'", readme, re.DOTALL)
+    assert body is not None
+    url, kind = f"{chat_server.base_url}/v1/chat/completions", {"content-type": "application/json"}
+    answer = httpx.post(url, content=body[1], headers=kind, timeout=60).json()
+    assert "Tokyo" in answer["choices"][0]["message"]["content"]
+    assert answer["choices"][0]["finish_reason"] == "stop"
 
 
 def test_python_client(tiny_server: RunningServer) -> None:

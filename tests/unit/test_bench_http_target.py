@@ -151,8 +151,9 @@ async def test_the_model_is_the_servers_first() -> None:
 def test_addresses() -> None:
     assert address_of("http://127.0.0.1:8000/v1").geturl() == "http://127.0.0.1:8000"
     for wrong in ("http://127.0.0.1:99999", "http://127.0.0.1:0", "127.0.0.1:8000", "https://example.org", "http://"):
-        with pytest.raises(ConfigError, match="url="):
+        with pytest.raises(ConfigError, match="url=") as refused:
             address_of(wrong)
+        assert ("TLS" in str(refused.value)) == wrong.startswith("https")
 
 
 def test_chunks_are_taken_apart() -> None:

@@ -179,7 +179,9 @@ def test_units_are_those_of_the_name(name: str, text: str) -> None:
     [
         ({"workload": "singel"}, (), "there is no workload 'singel'; did you mean single"),
         ({"num_request": "4"}, (), "did you mean num_requests"),
-        ({"workload": "offline", "concurrency": "4"}, (), "unknown key 'concurrency'"),
+        ({"repat": "2"}, (), "workload=closed has no key 'repat'; did you mean repeat"),
+        ({"workload": "offline", "concurrency": "4"}, (), "no key 'concurrency'; it is a key of workload=closed"),
+        ({"rate": "5"}, (), "no key 'rate'; it is a key of workload=open"),
         ({"repeat": "0"}, (), "repeat"),
         ({"workload": "open", "rate": "0"}, (), "rate"),
         ({"url": "http://127.0.0.1:1"}, ("+preset=chat",), "has its own config"),

@@ -81,6 +81,15 @@ def test_code_that_others_could_have_written_is_not_run(place: str, cache: Path,
         library._compiled("portable")
 
 
+def test_the_cache_may_belong_to_the_users_group(cache: Path, compiled: list[Sequence[str]]) -> None:
+    library._compiled("portable")
+    cache.parent.chmod(0o770)
+    library._compiled("portable")
+    cache.chmod(0o770)
+    with pytest.raises(NoNativeCodeError, match=f"others can write to {cache}, "):
+        library._compiled("portable")
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
 def test_code_of_another_user_is_not_run(cache: Path, compiled: list[Sequence[str]]) -> None:
     built = library._compiled("portable")

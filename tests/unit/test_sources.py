@@ -371,10 +371,13 @@ def test_hub_asks_for_weights_and_json_only(tmp_path: Path, monkeypatch: pytest.
 
 def test_unreachable_hub_names_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def snapshot(repo: str, **kwargs: object) -> str:
-        raise ConnectionError("refused")
+        try:
+            raise ConnectionError("refused")
+        except ConnectionError as error:
+            raise OSError("Got: something\nof several lines") from error
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    with pytest.raises(ModelFileError, match="cannot be reached.*refused.*HF_ENDPOINT"):
+    with pytest.raises(ModelFileError, match=r"cannot be reached \(ConnectionError: refused\); .*HF_ENDPOINT"):
         resolve("hf:org/name", cache_dir=tmp_path, progress=quiet)
 
 

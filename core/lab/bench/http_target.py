@@ -181,9 +181,8 @@ def address_of(url: str) -> SplitResult:
     """Raises ConfigError for what is no plain HTTP address."""
     address = urlsplit(url.removesuffix("/").removesuffix("/v1"))
     if address.scheme != "http" or not address.hostname or not _has_port(address):
-        raise ConfigError(
-            f"url={url}: an address as in url=http://127.0.0.1:8000; TLS would be measured with it", "url"
-        )
+        why = "; TLS would be measured with it" if address.scheme == "https" else ""
+        raise ConfigError(f"url={url}: an address as in url=http://127.0.0.1:8000{why}", "url")
     return address
 
 

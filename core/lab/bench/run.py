@@ -67,7 +67,7 @@ class Asked:
         settings = _part(BenchSettings, words)
         url = _part(UrlSettings, words)
         taken = {*fields_of(BenchSettings), *fields_of(UrlSettings)}
-        workload = open_workload(settings.workload, {key: words[key] for key in words if key not in taken})
+        workload = open_workload(settings.workload, {key: words[key] for key in words if key not in taken}, taken)
         config = [word for word in overrides if not (url.url and word.startswith(MODEL))]
         if url.url and config:
             raise ConfigError(f"{config[0]}: the server of url= has its own config; leave it out, or leave url= out")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from core.config.keys import fields_of
 from core.errors import ConfigError, near_matches
 from core.lab.bench.streams import LongPrefill, SharedPrefix, Structured
 from core.lab.bench.workload import Closed, Offline, Open, Single, Workload, WorkloadSettings
@@ -22,9 +23,15 @@ WORKLOADS: Mapping[str, Callable[[Any], Workload] | Any] = {
 }
 
 
-def open_workload(name: str, values: Mapping[str, Any]) -> Workload:
-    """Raises ConfigError with near matches for a name or a key that there is not, and for a value that is none."""
+def open_workload(name: str, values: Mapping[str, Any], also: Collection[str] = ()) -> Workload:
+    """Raises ConfigError for a name or a key that there is not, and for a value that is none. A key is told with its near
+    matches, which those of the command are among (`also`), or with the workloads that it is of."""
     kind = workload_class(name)
+    known = {*fields_of(kind.Settings), *also}
+    for key in (key for key in values if key not in known):
+        owners = [other for other in WORKLOADS if key in fields_of(workload_class(other).Settings)]
+        near = f"; it is a key of workload={', '.join(owners)}" if owners else near_matches(key, known)
+        raise ConfigError(f"workload={name} has no key {key!r}{near}", key, unknown=True)
     settings: WorkloadSettings = checked(kind.Settings, values)
     made: Workload = kind(settings)
     return made

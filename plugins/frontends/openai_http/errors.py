@@ -25,9 +25,19 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Scope
 
-from core.errors import EngineDeadError, GenerationError, NonetError, OverloadedError, RequestError
+from core.errors import (
+    MAX_SHOWN,
+    EngineDeadError,
+    GenerationError,
+    NonetError,
+    OverloadedError,
+    RequestError,
+    near_matches,
+    printable,
+)
 
 log = logging.getLogger("nonet.http")
 
@@ -106,6 +116,16 @@ def _http_code(status: int) -> str:
     return {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
 
 
+def _with_next_step(error: HTTPException, request: Request) -> str:
+    path = printable(request.url.path, MAX_SHOWN)
+    if error.status_code == 404:
+        known = {route.path for route in request.app.routes if isinstance(route, Route)}
+        return f"There is no {path}{near_matches(path, known)}"
+    if error.status_code == 405:
+        return f"{path} does not take {request.method}: use {(error.headers or {}).get('Allow', 'another method')}."
+    return error.detail
+
+
 def request_text(scope: Scope, answer_id: str = "") -> str:
     """Both names of a request, as in the answer: its header X-Request-Id, and its body's `id`."""
     name = str(scope.get(REQUEST_ID, "?"))
@@ -114,6 +134,8 @@ def request_text(scope: Scope, answer_id: str = "") -> str:
 
 async def answer_error(request: Request, error: Exception) -> Response:
     """Exception handler of the application."""
+    if isinstance(error, HTTPException):
+        error.detail = _with_next_step(error, request)
     response = failure_of(error, request_text(request.scope)).response()
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)
