@@ -16,6 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ PLUGINS = load_plugins(["all"])
 BUILTINS = tuple(installed(PLUGINS))
 CELLS: tuple[Cell, ...] = tuple(cells(PLUGINS))
 ITEMS = [(party.group, party.name) for party in BUILTINS]
+PACKAGES = {("grammars", "xgrammar"): "xgrammar"}
+"""Components that run where a package is installed which Nonet does without."""
+RUNNABLE = [item for item in ITEMS if item not in PACKAGES or find_spec(PACKAGES[item])]
 
 PROMPT = (40, 41, 42, 40, 41, 42, 50, 51, 52, 53, 54, 55, 40, 41, 42)
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -65,8 +69,8 @@ def pair(cell: Cell) -> Pair:
     return frozenset(((cell.first.group, cell.first.name), (cell.second.group, cell.second.name)))
 
 
-WORKING = {pair(cell) for cell in CELLS if cell.works}
-COMPOSITIONS = covering(ITEMS, CHAINS, WORKING)
+WORKING = {pair(cell) for cell in CELLS if cell.works and pair(cell) <= set(RUNNABLE)}
+COMPOSITIONS = covering(RUNNABLE, CHAINS, WORKING)
 
 
 def overrides(composition: Iterable[Item]) -> list[str]:
