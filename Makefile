@@ -22,7 +22,7 @@ chat: setup
 	$(RUN) -m core chat +preset=chat $(ARGS)
 
 test: setup
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check-plugins: setup
 	$(RUN) -m core.lab.check_plugins $(ARGS)

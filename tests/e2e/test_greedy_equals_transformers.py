@@ -17,11 +17,13 @@ from core.host_cpu import cpu_flags
 from core.lab.prose import SENTENCES, passage
 from core.lab.teacher_forcing import Reference
 from core.model.describe import read_spec
+from core.model.gguf import GGUFFile
 from core.model.spec import ModelFiles
 from core.model.tokenizer import load_tokenizer
 from core.stages.renderer import ChatPrompt, Prompt, RendererContext, TextPrompt
 from core.stages.text_renderer import Text
 from core.testing.harness.pipelines import Answered, call, running
+from core.testing.harness.transformers_equality import assert_equals_transformers
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -96,6 +98,11 @@ async def generate(case: Case, dtype: str, max_tokens: int = MAX_TOKENS) -> list
         assert max(step.num_requests for step in pipeline.steps) >= 16, "the prompts did not share steps"
     assert all(len(answer.token_ids) == max_tokens for answer in answers)
     return answers
+
+
+def test_weights_equal_transformers_loader(case: Case) -> None:
+    """Here, where the reference is loaded anyway: that takes a minute."""
+    assert_equals_transformers(GGUFFile.open(case.files.path), case.reference.model)
 
 
 def test_float32_chooses_what_transformers_chooses(case: Case) -> None:

@@ -12,36 +12,18 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from core.errors import ModelFileError
 from core.model.gguf import GGUFFile, TensorInfo
 from core.model.gguf_config import hf_config, llama3_factors, read_hf_config
 from core.model.gguf_weights import file_weights, read_hf_tensor, unpermute_rows, weight_map
-from core.model.spec import ModelFiles
+from core.testing.harness.transformers_equality import assert_equals_transformers
 
 DATA = Path(__file__).parents[1] / "data" / "gguf"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((DATA / "expected.json").read_text())
 TINY = DATA / "tiny-h128-Q4_0.gguf"
-SHARED_KEYS = {
-    "model_type",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-}
-SHARED_KEYS |= {"intermediate_size", "vocab_size", "max_position_embeddings", "rope_parameters", "sliding_window"}
-SHARED_KEYS |= {
-    "tie_word_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "hidden_activation",
-    "hidden_act",
-}
-SHARED_KEYS |= {"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "attention_bias"}
 
 
 @pytest.fixture(autouse=True)
@@ -82,28 +64,9 @@ def transformers_model(path: Path, folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, gguf_file="m.gguf", dtype=torch.float32, **options)
 
 
-def assert_equals_transformers(path: Path, folder: Path) -> None:
-    file, model = GGUFFile.open(path), transformers_model(path, folder)
-    theirs = model.state_dict()
-    assert set(file_weights(file)) == set(theirs)
-    for name, value in theirs.items():
-        assert torch.equal(read_hf_tensor(file, name), value), name
-    ours = AutoConfig.for_model(**read_hf_config(file)).to_dict()
-    wanted = model.config.to_dict()
-    for key in SHARED_KEYS & set(wanted):
-        assert ours[key] == wanted[key], key
-    assert ours["rms_norm_eps"] == pytest.approx(model.config.rms_norm_eps, rel=1e-6)
-
-
 @pytest.mark.parametrize("name", ["tiny-h128-Q4_0.gguf", "tiny-h256-Q4_K_M.gguf"])
 def test_weights_equal_transformers_loader(name: str, tmp_path: Path) -> None:
-    assert_equals_transformers(DATA / name, tmp_path)
-
-
-@pytest.mark.model
-@pytest.mark.slow  # transformers' loader takes most of it
-def test_weights_of_real_models_equal_transformers_loader(real_model: ModelFiles, tmp_path: Path) -> None:
-    assert_equals_transformers(real_model.path, tmp_path)
+    assert_equals_transformers(GGUFFile.open(DATA / name), transformers_model(DATA / name, tmp_path))
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
