@@ -114,9 +114,7 @@ def build(part: Part, context: object) -> Any:
     except (NonetError, Terminated, KeyboardInterrupt):
         raise
     except BaseException as error:
-        hint = (
-            "; lower cache.memory or executor.num_threads, or raise the limit" if isinstance(error, MemoryError) else ""
-        )
+        hint = "; lower cache.memory, or raise the limit of memory" if isinstance(error, MemoryError) else ""
         raise PluginError(f"{part.who} could not be built: {described(error)}{hint}") from error
 
 

@@ -60,7 +60,9 @@ def _run(command: str, arguments: list[str]) -> int:
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character is no reason to stop
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in order: each gets its own number
         if getattr(sys, name) is None:  # closed: the same as an empty input, or an output that nobody reads
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)  # or the first file of a child would have that number
+            setattr(sys, name, stream)
     try:
         run = importlib.import_module(f"core.commands.{command}").run
         return int(run(arguments))

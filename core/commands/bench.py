@@ -53,8 +53,8 @@ def _through(asked: Asked, session: Session) -> str:
     """What is about to run: a bare config's layers are slow enough to look like none."""
     parts = {row["stage"]: row["name"] for row in rows(session) if "name" in row}
     layers = " ".join(f"{group}={parts[group]}" for group in ("model", "attention", "quant") if group in parts)
-    bare = not any(word.startswith("+preset=") for word in asked.overrides)
-    return f"{asked.workload.num_calls} calls through {layers}{'; +preset=chat runs compiled code' if bare else ''}"
+    hint = "; +preset=chat runs compiled code" if parts.get("model") == "native" else ""
+    return f"{asked.workload.num_calls} calls through {layers}{hint}"
 
 
 def help_text() -> str:

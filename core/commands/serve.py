@@ -7,12 +7,15 @@ process is begun first: on two cores it imports what it needs while this one doe
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
 from core.border.early import EarlyProcess
 from core.errors import Terminated
+
+NOW = 3  # signals, after which nothing is waited for
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -34,20 +37,22 @@ class _StartSignals:
 
     Also SIGINT, since a KeyboardInterrupt within an `exec` (how dataclasses are made) decides the exit status of CPython even
     where it is caught. Code that is interrupted may swallow the exception or answer with another: the exit status is the same.
+    One more signal changes nothing, and the one after it waits for nothing: a thread may read from a disk that does not answer.
     """
 
     def __init__(self) -> None:
+        self._num_signals = 0
         self._status: int | None = None
 
     def __enter__(self) -> _StartSignals:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._end_start)
+            signal.signal(number, self._count)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _ignore()
+        self._num_signals = max(self._num_signals, 1)  # on the way out none is the first
         if not isinstance(error, Terminated):
             self.check()
 
@@ -56,13 +61,10 @@ class _StartSignals:
         if self._status is not None:
             raise Terminated(self._status)
 
-    def _end_start(self, signum: int, frame: FrameType | None) -> None:
-        _ignore()
-        self._status = 128 + signum if signum == signal.SIGINT else 0
-        self.check()
-
-
-def _ignore() -> None:
-    """On the way out: one more signal must not change the exit status."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+    def _count(self, signum: int, frame: FrameType | None) -> None:
+        self._num_signals += 1
+        if self._num_signals == 1:
+            self._status = 128 + signum if signum == signal.SIGINT else 0
+            self.check()
+        elif self._num_signals >= NOW:
+            os._exit(self._status or 0)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from core.errors import NonetError
-from core.lab.peers.servers import free_port, own_command
+from core.lab.peers.servers import end, free_port, own_command
 
 LIMIT_S = 120.0
 TURN_S = 0.02  # between two tries
@@ -41,18 +41,18 @@ def start_up(words: Sequence[str], folder: Path) -> StartUp:
         started = time.perf_counter()
         with subprocess.Popen(own_command(words, port), stdout=log, stderr=log, env=environ, cwd=folder) as process:
             try:
-                while not _answered(port):
+                while not _answered(port, started + LIMIT_S - time.perf_counter()):
                     if process.poll() is not None or time.perf_counter() - started > LIMIT_S:
                         log.seek(0)
                         raise NonetError(f"the server does not answer:\n{log.read().decode(errors='replace')[-2000:]}")
                     time.sleep(TURN_S)
                 return StartUp(time.perf_counter() - started, _memory_bytes(process.pid))
             finally:
-                process.terminate()
+                end(process)
 
 
-def _answered(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+def _answered(port: int, timeout_s: float) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=max(timeout_s, TURN_S))
     try:
         connection.request("POST", "/v1/completions", CALL, {"Content-Type": "application/json"})
         return connection.getresponse().status == 200

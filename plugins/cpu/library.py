@@ -61,6 +61,8 @@ _NEEDS: Mapping[str, frozenset[str]] = {
 }
 COMPILE_S = 300  # takes 15 to 60 s; an engine has `process.start_timeout`, 600 s, to start
 DIGEST_BYTES = 32
+WATCHED = 'exec 3<&0; (read -r line <&3; kill -KILL 0) >/dev/null 2>&1 & exec "$@" </dev/null 3<&-'
+"""Runs a command beside one that waits for the end of our pipe, which comes with the end of this process, however it ends."""
 
 
 class NoNativeCodeError(Exception):
@@ -79,7 +81,7 @@ def load(instructions: str = "auto") -> Library:
     name = best_instructions() if instructions == "auto" else instructions
     if missing := _NEEDS[name] - cpu_features():
         raise NoNativeCodeError(f"instructions={name}: this machine lacks {', '.join(sorted(missing))}")
-    return Library(_opened(_compiled(name)), name)
+    return Library(_kept(name), name)
 
 
 @cache
@@ -109,59 +111,72 @@ def sources() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.suffix in (".h", ".cpp")}
 
 
-def _compiled(name: str) -> Path:
-    compiler = (
-        shlex.split(os.environ.get("CXX", "")) or list(filter(None, map(shutil.which, ("g++", "clang++", "c++"))))[:1]
-    )
+def _kept(name: str) -> ctypes.CDLL:
+    """What an earlier start has compiled, or this one does."""
     flags = [*FLAGS, *INSTRUCTIONS[name]]
     key = hashlib.sha256(repr((sources(), flags, platform.machine())).encode()).hexdigest()[:20]
-    built = default_cache_dir() / "native" / f"{name}-{key}.so"
+    folder = default_cache_dir().resolve() / "native"
     try:
-        built.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _refuse_strangers(built.parent)
-        if _is_whole(built):
-            return built
-        if not compiler:
-            raise NoNativeCodeError("no C++ compiler (g++ or clang++); install one, or set CXX")
-        log.info("compiling native code for %s, once: %s", name, built)
-        _remove_stale(built.parent)
-        with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-            made = Path(folder) / built.name
-            _compile([*compiler, *flags, str(SOURCES / MAIN), "-o", str(made)])
-            if not made.is_file():
-                raise NoNativeCodeError(f"{compiler[0]} ends well, and has written nothing")
-            with made.open("ab") as file:
-                file.write(hashlib.sha256(made.read_bytes()).digest())
-            os.replace(made, built)  # two processes at once make the same
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_strangers(folder)
+        built = folder / f"{name}-{key}.so"
+        with suppress(NoNativeCodeError):  # not whole, or of another system's libraries: made again
+            return _opened(built)
+        return _made(built, flags)
     except OSError as error:
-        raise NoNativeCodeError(f"compiled code cannot be kept in {built.parent}: {error}") from None
-    return built
+        raise NoNativeCodeError(f"compiled code cannot be kept in {folder}: {error}") from None
+
+
+def _made(built: Path, flags: Sequence[str]) -> ctypes.CDLL:
+    """Takes its place only where it can be opened."""
+    command = [*_compiler(), *flags, str(SOURCES / MAIN), "-o"]
+    log.info("compiling native code, once: %s", built)
+    _remove_stale(built.parent)
+    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+        made = Path(folder) / built.name
+        _compile([*command, str(made)])
+        if not made.is_file():
+            raise NoNativeCodeError(f"{command[0]} ends well, and has written nothing")
+        made.chmod(0o700)
+        with made.open("ab") as file:
+            file.write(hashlib.sha256(made.read_bytes()).digest())
+        try:
+            handle = _opened(made)
+        except NoNativeCodeError as error:
+            raise NoNativeCodeError(f"what {command[0]} has written {error}; set CXX to another compiler") from None
+        os.replace(made, built)  # two processes at once make the same
+    return handle
+
+
+def _compiler() -> Sequence[str]:
+    """`CXX` with its arguments, or the first that there is."""
+    named = os.environ.get("CXX", "")
+    try:
+        found = shlex.split(named) or list(filter(None, map(shutil.which, ("g++", "clang++", "c++"))))[:1]
+    except ValueError as error:
+        raise NoNativeCodeError(f"CXX={named}: {error}") from None
+    if not found:
+        raise NoNativeCodeError("no C++ compiler (g++ or clang++); install one, or set CXX")
+    return found
 
 
 def _refuse_strangers(folder: Path) -> None:
-    """Code from a folder that somebody else can write to would be run. Raises NoNativeCodeError, OSError."""
-    for place in (folder, folder.parent):
+    """Code from a folder that somebody else can write to, or can put another in the place of, would be run.
+
+    Raises NoNativeCodeError, OSError.
+    """
+    user = os.getuid()
+    for place in (folder, *folder.parents):
         found = place.stat()
-        # the cache folder is made by whoever needs it first, and many systems give each user a group, which may write
-        own_group = place != folder and found.st_gid == os.getgid()
+        # many systems give each user a group of the same number, and let it write
+        own_group = place != folder and found.st_gid == os.getgid() == user
         theirs = stat.S_IWOTH if own_group else stat.S_IWOTH | stat.S_IWGRP
-        if found.st_uid not in (os.getuid(), 0) or found.st_mode & theirs:
+        kept_apart = found.st_mode & stat.S_ISVTX and place != folder  # as in /tmp: each renames what is his own
+        if found.st_uid not in (user, 0) or (found.st_mode & theirs and not kept_apart):
             raise NoNativeCodeError(
                 f"others can write to {place}, and code from there is not run; `chown` it or `chmod go-w` it, or set NONET_CACHE "
                 "to a folder of your own"
             )
-
-
-def _is_whole(built: Path) -> bool:
-    """Whether it ends with the digest of what is before: a disk may have been full, or the power gone."""
-    try:
-        found = built.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.getuid(), 0):
-            return False
-        content = built.read_bytes()
-    except FileNotFoundError:
-        return False
-    return hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]
 
 
 def _remove_stale(folder: Path) -> None:
@@ -173,29 +188,67 @@ def _remove_stale(folder: Path) -> None:
 
 
 def _compile(command: Sequence[str]) -> None:
-    """In a process group of its own, since a compiler is several processes."""
+    """In a process group of its own, since a compiler is several processes; all of them end with this process."""
+    alive, ours = os.pipe()
     try:
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+            ["sh", "-c", WATCHED, "sh", *command],
+            stdin=alive,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         ) as process:
             try:
                 stderr = process.communicate(timeout=COMPILE_S)[1].decode(errors="replace")
             except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 raise
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoNativeCodeError(f"{command[0]} does not run: {error}") from None
+    finally:
+        os.close(alive)
+        os.close(ours)
     if process.returncode:
         raise NoNativeCodeError(f"{command[0]} fails: {(stderr.strip().splitlines() or ['no message'])[-1][:300]}")
 
 
 def _opened(path: Path) -> ctypes.CDLL:
+    """What is checked is what is run: both go by one descriptor, whatever becomes of the name. It stays open, since the
+    system's loader takes one name for one library. Raises NoNativeCodeError where it is not to be run."""
     try:
-        handle = ctypes.CDLL(str(path))
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise NoNativeCodeError(f"{path} cannot be loaded: {error}") from None
+        raise NoNativeCodeError(f"cannot be opened: {error}") from None
+    try:
+        _check(file)
+        place = f"/proc/self/fd/{file}"
+        handle = _loaded(place if os.path.exists(place) else str(path))
+    except OSError as error:
+        os.close(file)
+        raise NoNativeCodeError(f"cannot be loaded: {error}") from None
+    except NoNativeCodeError:
+        os.close(file)
+        raise
+    return handle
+
+
+def _check(file: int) -> None:
+    """It is ours alone, and ends with the digest of what is before: a disk may have been full, or the power gone."""
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
+        raise NoNativeCodeError("is not a file that its user alone can write to")
+    with os.fdopen(os.dup(file), "rb") as whole:
+        content = whole.read()
+    if hashlib.sha256(content[:-DIGEST_BYTES]).digest() != content[-DIGEST_BYTES:]:
+        raise NoNativeCodeError("is not whole")
+
+
+def _loaded(place: str) -> ctypes.CDLL:
+    """With the types of its functions. Raises OSError, NoNativeCodeError."""
+    handle = ctypes.CDLL(place)
     if handle.nonet_abi() != ABI:
-        raise NoNativeCodeError(f"{path} has another ABI; remove it")
+        raise NoNativeCodeError("has another ABI")
     handle.nonet_team.restype = ctypes.c_void_p
     handle.nonet_team.argtypes = [ctypes.c_int]
     handle.nonet_new.restype = ctypes.c_void_p

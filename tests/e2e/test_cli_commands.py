@@ -437,6 +437,20 @@ def test_a_closed_standard_output_is_one_that_nobody_reads(
     assert "Traceback" not in done.stderr
 
 
+def test_closed_outputs_are_outputs_of_children_too(environ: dict[str, str]) -> None:
+    """Else the first file that a child opens, such as a model's, is where its errors go."""
+    code = (
+        "import subprocess, sys, types\n"
+        "from core.cli import main\n"
+        "child = 'import os, sys; sys.exit(7 if os.fstat(1) and os.fstat(2) and sys.stdout and sys.stderr else 8)'\n"
+        "run = lambda arguments: subprocess.run([sys.executable, '-c', child]).returncode\n"
+        "sys.modules['core.commands.doctor'] = types.SimpleNamespace(run=run)\n"
+        "sys.exit(main(['doctor']))\n"
+    )
+    command = ["bash", "-c", '"$0" -c "$1" >&- 2>&-', sys.executable, code]
+    assert subprocess.run(command, env=environ, timeout=SECONDS).returncode == 7
+
+
 def test_a_closed_standard_input_is_an_empty_one(model: Path, environ: dict[str, str], tmp_path: Path) -> None:
     command = f'"{sys.executable}" -m core chat +preset=chat model.source="{model}" <&-'
     done = subprocess.run(

@@ -157,4 +157,4 @@ def test_a_cache_folder_that_cannot_be_written_is_no_end(
     place.write_text("")
     monkeypatch.setattr(library, "default_cache_dir", lambda: place)
     with pytest.raises(NoNativeCodeError, match="cannot be kept"):
-        library._compiled("portable")
+        library._kept("portable")

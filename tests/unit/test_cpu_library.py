@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from core.testing.harness.frontend_thread import wait_until
 from plugins.cpu import library
 from plugins.cpu.library import NoNativeCodeError
 
@@ -26,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
-    """Commands of a compiler that writes a few bytes."""
+    """Commands of a compiler that writes a few bytes, which are taken for code."""
     commands: list[Sequence[str]] = []
 
     def compile_(command: Sequence[str]) -> None:
@@ -34,18 +35,26 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
         Path(command[command.index("-o") + 1]).write_bytes(b"code of some length")
 
     monkeypatch.setattr(library, "_compile", compile_)
+    monkeypatch.setattr(library, "_loaded", lambda place: Path(place).read_bytes())
     return commands
 
 
+def kept(cache: Path) -> Path:
+    """The file that there is after `_kept`."""
+    library._kept("portable")
+    [built] = cache.glob("portable-*.so")
+    return built
+
+
 def test_it_is_compiled_once(cache: Path, compiled: list[Sequence[str]]) -> None:
-    built = library._compiled("portable")
-    assert built == library._compiled("portable") and len(compiled) == 1
-    assert list(cache.iterdir()) == [built] and cache.stat().st_mode & 0o077 == 0
+    built = kept(cache)
+    assert built == kept(cache) and len(compiled) == 1
+    assert list(cache.iterdir()) == [built] and (cache.stat().st_mode | built.stat().st_mode) & 0o077 == 0
 
 
 def test_cxx_may_have_arguments(cache: Path, compiled: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "ccache g++ -g0")
-    library._compiled("portable")
+    library._kept("portable")
     assert list(compiled[0][:4]) == ["ccache", "g++", "-g0", library.FLAGS[0]]
 
 
@@ -60,74 +69,151 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
     "one bit": lambda path: path.write_bytes(b"C" + path.read_bytes()[1:]),
     "a pipe": _pipe,
+    "a link": lambda path: path.symlink_to(path.rename(path.with_suffix(".other"))),
+    "writable by others": lambda path: path.chmod(0o777),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_not_whole_is_compiled_again(damage: str, cache: Path, compiled: list[Sequence[str]]) -> None:
     """Opening it could end the process: code that is mapped and has no end is a bus error."""
-    built = library._compiled("portable")
+    built = kept(cache)
     before = built.read_bytes()
     DAMAGES[damage](built)
-    assert library._compiled("portable").read_bytes() == before and len(compiled) == 2
+    assert kept(cache).read_bytes() == before and len(compiled) == 2
 
 
-@pytest.mark.parametrize("place", ["the folder", "the cache"])
+@pytest.mark.parametrize("place", ["the folder", "the cache", "above"])
 def test_code_that_others_could_have_written_is_not_run(place: str, cache: Path, compiled: list[Sequence[str]]) -> None:
-    library._compiled("portable")
-    open_to_all = cache if place == "the folder" else cache.parent
+    library._kept("portable")
+    open_to_all = {"the folder": cache, "the cache": cache.parent, "above": cache.parents[1]}[place]
     open_to_all.chmod(0o777)
     with pytest.raises(NoNativeCodeError, match=f"others can write to {open_to_all}, .*NONET_CACHE"):
-        library._compiled("portable")
+        library._kept("portable")
+    open_to_all.chmod(
+        0o1777
+    )  # as /tmp is: nobody puts another folder in the place of ours, and our own is no such place
+    if place == "the folder":
+        with pytest.raises(NoNativeCodeError, match="others can write"):
+            library._kept("portable")
+    else:
+        library._kept("portable")
+
+
+def test_a_cache_behind_a_link_is_the_folder_that_it_leads_to(
+    tmp_path: Path, compiled: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is checked, and the link not looked at again."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "open" / "nonet")
+    monkeypatch.setattr(library, "default_cache_dir", lambda: tmp_path / "link")
+    with pytest.raises(NoNativeCodeError, match=f"others can write to {tmp_path / 'open'}, "):
+        library._kept("portable")
+
+
+def test_what_cannot_be_loaded_is_not_kept(
+    cache: Path, compiled: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = kept(cache)
+    loads = iter([OSError("file too short"), None, OSError("file too short"), OSError("file too short")])
+
+    def load(place: str) -> None:
+        if (error := next(loads)) is not None:
+            raise error
+
+    monkeypatch.setattr(library, "_loaded", load)
+    monkeypatch.setenv("CXX", "g++")
+    assert kept(cache) == built and len(compiled) == 2  # compiled again
+    before = built.stat().st_ino
+    with pytest.raises(NoNativeCodeError, match=r"what g\+\+ has written cannot be loaded: file too short; set CXX"):
+        library._kept("portable")
+    assert built.stat().st_ino == before and list(cache.iterdir()) == [built]
 
 
 def test_the_cache_may_belong_to_the_users_group(cache: Path, compiled: list[Sequence[str]]) -> None:
-    library._compiled("portable")
+    """Where the group has the user's number: others are not in it."""
+    library._kept("portable")
     cache.parent.chmod(0o770)
-    library._compiled("portable")
+    if os.getgid() == os.getuid():
+        library._kept("portable")
     cache.chmod(0o770)
-    with pytest.raises(NoNativeCodeError, match=f"others can write to {cache}, "):
-        library._compiled("portable")
+    with pytest.raises(NoNativeCodeError, match="others can write to "):
+        library._kept("portable")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
 def test_code_of_another_user_is_not_run(cache: Path, compiled: list[Sequence[str]]) -> None:
-    built = library._compiled("portable")
+    built = kept(cache)
     os.chown(built, 65534, 65534)
-    assert library._compiled("portable").stat().st_uid == 0 and len(compiled) == 2
-    os.chown(cache, 65534, 65534)
-    with pytest.raises(NoNativeCodeError, match="others can write"):
-        library._compiled("portable")
+    assert kept(cache).stat().st_uid == 0 and len(compiled) == 2
+    for place in (cache, cache.parent, cache.parents[1]):
+        os.chown(place, 65534, 65534)
+        with pytest.raises(NoNativeCodeError, match=f"others can write to {place}, "):
+            library._kept("portable")
+        os.chown(place, 0, 0)
 
 
 def test_what_killed_compilers_left_is_removed(cache: Path, compiled: list[Sequence[str]]) -> None:
     for name, age in (("tmpold", 3600.0), ("tmpnew", 0.0)):
         (cache / name).mkdir(parents=True)
         os.utime(cache / name, (time.time() - age,) * 2)
-    library._compiled("portable")
+    library._kept("portable")
     assert [path.name for path in cache.glob("tmp*")] == ["tmpnew"]
 
 
-def test_a_compiler_that_hangs_is_ended_with_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "COMPILE_S", 0.5)
-    before = set(psutil.Process().children(recursive=True))
-    with pytest.raises(NoNativeCodeError, match="sh does not run: .*timed out"):
-        library._compile(["sh", "-c", "sleep 61 & wait"])
-    assert set(psutil.Process().children(recursive=True)) <= before
-    assert not [one for one in psutil.process_iter() if _command(one) == ["sleep", "61"]]
+HANGS = ["sh", "-c", "echo $$ > {0}/first; sleep 60 & echo $! > {0}/second; wait"]
 
 
-def _command(process: psutil.Process) -> list[str]:
+def hanging(folder: Path) -> list[str]:
+    """A compiler of two processes, which say who they are."""
+    return [word.format(folder) for word in HANGS]
+
+
+def assert_ended(folder: Path) -> None:
+    pids = [int((folder / name).read_text()) for name in ("first", "second")]
+    wait_until(lambda: not any(map(_runs, pids)), 10)
+
+
+def _runs(pid: int) -> bool:
     try:
-        return process.cmdline() if process.status() != psutil.STATUS_ZOMBIE else []
-    except psutil.Error:
-        return []
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_compiler_that_hangs_is_ended_with_all_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "COMPILE_S", 1.0)
+    with pytest.raises(NoNativeCodeError, match="sh does not run: .*timed out"):
+        library._compile(hanging(tmp_path))
+    assert_ended(tmp_path)
+
+
+def test_a_compiler_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    """As the engine is, when the start is given up."""
+    code = f"from plugins.cpu import library; library._compile({hanging(tmp_path)})"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
+        wait_until(lambda: (tmp_path / "second").exists() and bool((tmp_path / "second").read_text()), 60)
+        process.kill()
+    assert_ended(tmp_path)
+
+
+def test_a_cxx_that_cannot_be_split_is_named(
+    cache: Path, compiled: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", 'g++ "')
+    with pytest.raises(NoNativeCodeError, match='CXX=g\\+\\+ ": No closing quotation'):
+        library._kept("portable")
+    monkeypatch.delenv("CXX")
+    library._kept("portable")
+    monkeypatch.setenv("CXX", 'g++ "')
+    library._kept("portable")  # there is nothing to compile
 
 
 def test_a_compiler_that_writes_nothing_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "true")
     with pytest.raises(NoNativeCodeError, match="true ends well, and has written nothing"):
-        library._compiled("portable")
+        library._kept("portable")
 
 
 def test_a_compiler_that_fails_says_why() -> None:

@@ -24,10 +24,11 @@ def number(request):
 
 
 def test_a_signal_ends_the_start(number):
+    went_on = False
     with pytest.raises(Terminated) as ended, _StartSignals():
         signal.raise_signal(number)
-        pytest.fail("it goes on")
-    assert ended.value.code == STATUS[number]
+        went_on = True
+    assert ended.value.code == STATUS[number] and not went_on
 
 
 def test_code_that_answers_with_another_error_does_not_change_the_status(number):
@@ -40,12 +41,13 @@ def test_code_that_answers_with_another_error_does_not_change_the_status(number)
 
 
 def test_code_that_swallows_it_does_not_keep_the_server_running(number):
+    went_on = False
     with pytest.raises(Terminated) as ended, _StartSignals() as signals:
         with suppress(BaseException):
             signal.raise_signal(number)
         signals.check()
-        pytest.fail("it goes on")
-    assert ended.value.code == STATUS[number]
+        went_on = True
+    assert ended.value.code == STATUS[number] and not went_on
 
 
 def test_one_more_signal_changes_nothing(number):
@@ -53,10 +55,38 @@ def test_one_more_signal_changes_nothing(number):
         try:
             signal.raise_signal(number)
         finally:
-            for again in STATUS:
-                signal.raise_signal(again)
+            signal.raise_signal(signal.SIGTERM)
     assert ended.value.code == STATUS[number]
-    signal.raise_signal(signal.SIGINT)  # nor later, on the way out
+
+
+@pytest.mark.parametrize("first", STATUS)
+def test_a_third_signal_waits_for_nothing(first):
+    code = f"""
+import signal
+from core.commands.serve import _StartSignals
+with _StartSignals():
+    try:
+        signal.raise_signal({int(first)})
+    finally:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        print("it still waits")
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (STATUS[first], b"", b"")
+
+
+def test_signals_on_the_way_out_are_no_first_one():
+    code = """
+import signal
+from core.commands.serve import _StartSignals
+with _StartSignals():
+    pass
+signal.raise_signal(signal.SIGTERM)
+print("it ended by itself")
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"it ended by itself\n")
 
 
 def test_without_a_signal_errors_pass(number):

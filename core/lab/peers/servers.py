@@ -70,11 +70,16 @@ def served(name: str, command: Sequence[str], port: int, folder: Path) -> Iterat
                 raise NonetError(f"{name} does not serve:\n{log.read().decode(errors='replace')[-2000:]}")
             yield f"http://127.0.0.1:{port}"
         finally:
-            process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """By SIGTERM, and by SIGKILL where that takes too long."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _healthy(process: subprocess.Popen[bytes], port: int) -> bool:
