@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from core.hookspecs import API_VERSION, Component, hookimpl
-from core.model.block_formats import READABLE_WEIGHTS
+from core.model.block_formats import QUANTIZED_CHECKPOINTS, READABLE_WEIGHTS
 from core.model.families import FAMILIES
 
 NONET_API = API_VERSION
@@ -76,7 +76,7 @@ def provide_models() -> Iterable[Component]:
         accepts={
             "model_type": tuple(FAMILIES),
             "file_kind": ("gguf", "hf"),
-            "weights": READABLE_WEIGHTS,
+            "weights": (*READABLE_WEIGHTS, *QUANTIZED_CHECKPOINTS),
             "dtype": ("float32", "bfloat16", "float16"),
         },
     )

@@ -100,10 +100,6 @@ def _refuse_unknown_keys(config: Mapping[str, Any], family: Family, ignored_keys
     for key, value in config.items():
         if key in known or key in ignored_keys or not value:
             continue
-        if key == "quantization_config":
-            raise ConfigError(
-                "config key quantization_config: model=native reads plain safetensors or GGUF weights only"
-            )
         if not key.startswith(NEUTRAL_PREFIXES) and not key.endswith(NEUTRAL_SUFFIXES):
             raise ConfigError(
                 f"config key {key}={value!r} is not understood for model_type {config['model_type']!r}; use "

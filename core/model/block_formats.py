@@ -63,6 +63,8 @@ READABLE_WEIGHTS = (
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
 )
 """Kinds of weights (see `weights_kind`) that `core.model.dequant` turns into floats."""
+QUANTIZED_CHECKPOINTS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "torchao")
+"""`quant_method` of folders whose weights `core.model.quantized` turns into floats."""
 
 
 def weights_kind(block_format: BlockFormat) -> str:

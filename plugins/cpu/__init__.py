@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from core.hookspecs import API_VERSION, Component, hookimpl
-from core.model.block_formats import READABLE_WEIGHTS
+from core.model.block_formats import QUANTIZED_CHECKPOINTS, READABLE_WEIGHTS
 from core.model.families import FAMILIES
 
 NONET_API = API_VERSION
@@ -38,7 +38,7 @@ def provide_models() -> Iterable[Component]:
             "device": ("cpu",),
             "file_kind": ("gguf", "hf"),
             "model_type": tuple(FAMILIES),
-            "weights": READABLE_WEIGHTS,
+            "weights": (*READABLE_WEIGHTS, *QUANTIZED_CHECKPOINTS),
             "dtype": ("float32", "bfloat16"),
         },
     )

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from core.errors import ModelFileError
-from core.model import decoder, dequant, gguf_weights, layers, loader, weights
+from core.model import decoder, dequant, gguf_weights, layers, loader, quantized, weights
 from core.model.arch import Architecture
 from core.model.file_cache import default_cache_dir
 from core.model.interface import Linear, ModelContext
 from core.model.loader import Loader, WeightPart
-from core.model.spec import ModelFiles
+from core.model.spec import ModelFiles, quantization_of
 from plugins.cpu import packing, quant, weight_index
 from plugins.cpu.library import Library
 from plugins.cpu.packing import PackedMatrix
@@ -50,7 +50,9 @@ def weight_path(context: ModelContext, arch: Architecture) -> Path:
     """Where the packed weights of this model, these formats and this code lie."""
     depends_on = (
         *(Path(str(module.__file__)).read_bytes() for module in MADE_BY),
+        *(path.read_bytes() for path in sorted(Path(str(quantized.__file__)).parent.glob("*.py"))),
         _identity(context.spec.files),
+        repr(quantization_of(context.spec.config)),
         repr(arch),
         str(context.dtype),
         type(context.quant).__qualname__,

@@ -31,7 +31,7 @@ NUMBERS = {
     "P": "1 2 3 4 5 6 7 8 9 10 12",
 }
 ROWS = [f"{section}{number}" for section, numbers in NUMBERS.items() for number in numbers.split()]
-WITHOUT_TEST = {"O5", "O6", "O7", "O8"}  # of a feature that is not built yet
+WITHOUT_TEST: set[str] = set()  # of a feature that is not built yet
 
 
 class Row(NamedTuple):
@@ -68,7 +68,6 @@ def test_nothing_is_called_missing_that_has_been_built() -> None:
     missing = [row for row in parsed() if "Not built yet" in row.note]
     assert {row.name for row in missing} == WITHOUT_TEST
     assert "no grammar sampler" not in PAGE.read_text(encoding="utf-8")
-    assert all("quantization_config" in row.note for row in missing)
 
 
 @pytest.mark.parametrize("row", parsed(), ids=lambda row: row.name)

@@ -142,7 +142,6 @@ def test_unknown_model_type_names_the_next_step() -> None:
         ({"use_bidirectional_attention": True, "model_type": "gemma3_text"}, "use_bidirectional_attention"),
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"mlp_bias": True, "model_type": "mistral"}, "mlp_bias"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "relu2"}, "hidden_act"),
         ({"hidden_size": None}, "hidden_size: missing"),
         ({"num_hidden_layers": -1}, "num_hidden_layers: must be a positive integer"),
