@@ -44,16 +44,17 @@ def _in_process(asked: Asked) -> Report:
     from core.lab.bench.engine import bench_session
 
     session = open_session(asked.in_process)
-    print(_through(asked, session), file=sys.stderr)
+    parts = pipeline(session)
+    print(_through(asked, parts), file=sys.stderr)
     report = asyncio.run(bench_session(session, asked))
-    return {**report, "pipeline": pipeline(session), "model": session.settings.model.source}
+    return {**report, "pipeline": parts, "model": session.settings.model.source}
 
 
-def _through(asked: Asked, session: Session) -> str:
-    """What is about to run: a bare config's layers are slow enough to look like none."""
-    parts = {row["stage"]: row["name"] for row in rows(session) if "name" in row}
-    layers = " ".join(f"{group}={parts[group]}" for group in ("model", "attention", "quant") if group in parts)
-    hint = "; +preset=chat runs compiled code" if parts.get("model") == "native" else ""
+def _through(asked: Asked, parts: Sequence[Mapping[str, Any]]) -> str:
+    """What is about to run, of `pipeline`: a bare config's layers are slow enough to look like none."""
+    names = {part["stage"]: part["name"] for part in parts if "name" in part}
+    layers = " ".join(f"{group}={names[group]}" for group in ("model", "attention", "quant") if group in names)
+    hint = "; +preset=chat runs compiled code" if names.get("model") == "native" else ""
     return f"{asked.workload.num_calls} calls through {layers}{hint}"
 
 

@@ -124,14 +124,14 @@ def _read_folder(files: ModelFiles, max_model_len: int | None, known: Container[
         pad_token_id=_first(fields.ids("pad_token_id", vocab_size) or named.ids("pad_token_id", vocab_size)),
         unusable_token_ids=_rows_without_text(token_ids, vocab_size),
         generation_config=generation,
-        weights=_checkpoint_kind(config, text or {}),
+        weights=_checkpoint_kind(config),
     )
 
 
-def _checkpoint_kind(*configs: Mapping[str, Any]) -> tuple[str, ...]:
+def _checkpoint_kind(config: Mapping[str, Any]) -> tuple[str, ...]:
     """How the weights of a folder are kept: as its config says, or dense."""
-    quantized = next((found for config in configs if (found := quantization_of(config))), None)
-    if quantized is None:
+    quantized = quantization_of(config)
+    if not quantized:
         return ("dense",)
     return (str(quantized.get("quant_method", "unknown")) if isinstance(quantized, dict) else "unknown",)
 

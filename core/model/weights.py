@@ -68,7 +68,7 @@ def open_weights(files: ModelFiles) -> WeightSource:
         quantized = quantization_of(read_json(config)) if config.is_file() else None
         if quantized is None:
             return folder
-        return QuantizedWeights(folder.location, scheme_of(quantized, str(config)), folder.names(), folder.stored)
+        return QuantizedWeights(folder, scheme_of(quantized, str(config)))
     raise ModelFileError(f"{files.path}: unknown kind of model files {files.kind!r} (gguf or hf)")
 
 

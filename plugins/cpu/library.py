@@ -226,12 +226,11 @@ def _opened(path: Path) -> ctypes.CDLL:
         _check(file)
         place = f"/proc/self/fd/{file}"
         handle = _loaded(place if os.path.exists(place) else str(path))
-    except OSError as error:
+    except (OSError, NoNativeCodeError) as error:
         os.close(file)
         raise NoNativeCodeError(f"cannot be loaded: {error}") from None
-    except NoNativeCodeError:
-        os.close(file)
-        raise
+    if handle.nonet_abi() != ABI:
+        raise NoNativeCodeError("has another ABI")
     return handle
 
 
@@ -239,18 +238,16 @@ def _check(file: int) -> None:
     """It is ours alone, and ends with the digest of what is before: a disk may have been full, or the power gone."""
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o022:
-        raise NoNativeCodeError("is not a file that its user alone can write to")
+        raise NoNativeCodeError("it is not a file that its user alone can write to")
     with os.fdopen(os.dup(file), "rb") as whole:
         content = whole.read()
     if hashlib.sha256(content[:-DIGEST_BYTES]).digest() != content[-DIGEST_BYTES:]:
-        raise NoNativeCodeError("is not whole")
+        raise NoNativeCodeError("it is not whole")
 
 
 def _loaded(place: str) -> ctypes.CDLL:
-    """With the types of its functions. Raises OSError, NoNativeCodeError."""
+    """With the types of its functions. Raises OSError."""
     handle = ctypes.CDLL(place)
-    if handle.nonet_abi() != ABI:
-        raise NoNativeCodeError("has another ABI")
     handle.nonet_team.restype = ctypes.c_void_p
     handle.nonet_team.argtypes = [ctypes.c_int]
     handle.nonet_new.restype = ctypes.c_void_p

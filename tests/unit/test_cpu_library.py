@@ -15,6 +15,7 @@ import pytest
 from core.testing.harness.frontend_thread import wait_until
 from plugins.cpu import library
 from plugins.cpu.library import NoNativeCodeError
+from plugins.cpu.records import ABI
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,8 +36,15 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
         Path(command[command.index("-o") + 1]).write_bytes(b"code of some length")
 
     monkeypatch.setattr(library, "_compile", compile_)
-    monkeypatch.setattr(library, "_loaded", lambda place: Path(place).read_bytes())
+    monkeypatch.setattr(library, "_loaded", lambda place: Code())
     return commands
+
+
+class Code:
+    """What a loader takes them for."""
+
+    def nonet_abi(self) -> int:
+        return ABI
 
 
 def kept(cache: Path) -> Path:
@@ -135,9 +143,10 @@ def test_what_cannot_be_loaded_is_not_kept(
     built = kept(cache)
     loads = iter([OSError("file too short"), None, OSError("file too short"), OSError("file too short")])
 
-    def load(place: str) -> None:
+    def load(place: str) -> Code:
         if (error := next(loads)) is not None:
             raise error
+        return Code()
 
     monkeypatch.setattr(library, "_loaded", load)
     monkeypatch.setenv("CXX", "g++")
@@ -146,6 +155,25 @@ def test_what_cannot_be_loaded_is_not_kept(
     with pytest.raises(NoNativeCodeError, match=r"what g\+\+ has written cannot be loaded: file too short; set CXX"):
         library._kept("portable")
     assert built.stat().st_ino == before and list(cache.iterdir()) == [built]
+
+
+def test_code_of_another_abi_keeps_the_name_that_it_was_loaded_by(
+    cache: Path, compiled: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's loader would give it once more to whoever asks by that name, which has the descriptor's number."""
+    kept(cache)
+    names: list[str] = []
+
+    def load(place: str) -> Code:
+        names.append(place)
+        code = Code()
+        if len(names) == 1:
+            code.nonet_abi = lambda: ABI - 1  # type: ignore[method-assign]
+        return code
+
+    monkeypatch.setattr(library, "_loaded", load)
+    kept(cache)
+    assert len(set(names)) == len(names) == 2 and len(compiled) == 2
 
 
 def test_the_cache_may_belong_to_the_users_group(cache: Path, compiled: list[Sequence[str]]) -> None:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,23 @@ class Native(ModelContract):
     component = NativeModel
 
 
+@dataclass(frozen=True)
+class InMemory:
+    """The tensors of a checkpoint."""
+
+    location: str
+    tensors: Mapping[str, Tensor]
+
+    def names(self) -> Set[str]:
+        return self.tensors.keys()
+
+    def stored(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        return self.tensors[name].to(dtype)
+
+
 def files(name: str) -> ModelFiles:
     return ModelFiles("hf", FIXTURES / name, name)
 
@@ -62,7 +80,7 @@ def source(
     tensors = {key: value for path in (FIXTURES / name).glob("*.safetensors") for key, value in load_file(path).items()}
     edit(tensors)
     scheme = scheme_of({**config_of(name), **(changes or {})}, "config.json")
-    return QuantizedWeights(name, scheme, tensors.keys(), tensors.__getitem__)
+    return QuantizedWeights(InMemory(name, tensors), scheme)
 
 
 def test_fixtures_are_of_every_scheme() -> None:
@@ -257,7 +275,7 @@ def awq_weight(codes: Tensor, zeros: Tensor, scales: Tensor, group_size: int) ->
     """Through the reader: codes [in, out], zeros and scales [groups, out]. [out, in]"""
     tensors = {"a.qweight": awq_words(codes), "a.qzeros": awq_words(zeros), "a.scales": scales}
     config = {"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": group_size}
-    weights = QuantizedWeights("a", scheme_of(config, "config.json"), tensors.keys(), tensors.__getitem__)
+    weights = QuantizedWeights(InMemory("a", tensors), scheme_of(config, "config.json"))
     return weights.read("a.weight", torch.float32)
 
 

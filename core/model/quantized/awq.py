@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from core.model.quantized.bits import unpack
-from core.model.quantized.scheme import Module, QuantConfig, grouped, in_order
+from core.model.quantized.scheme import Module, QuantConfig, grouped, in_order, inputs_per_group
 
 BITS, PER_WORD = 4, 8
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -31,9 +31,7 @@ class Awq:
     def __init__(self, config: QuantConfig):
         config.choice("bits", (BITS,))
         self._group_size = config.group_size()
-        stored = next(
-            (key for key in ("version", "checkpoint_format", "format") if config.at(key) is not None), "version"
-        )
+        stored = config.first("version", "checkpoint_format", "format")
         self._floats = {"gemm": self._gemm, "gemv": self._gemv}[config.choice(stored, ("gemm", "gemv"), "gemm")]
 
     def floats(self, module: Module) -> Tensor:
@@ -42,7 +40,7 @@ class Awq:
     def _gemm(self, module: Module) -> Tensor:
         packed = module.matrix("qweight", torch.int32)
         num_inputs, num_words = packed.shape
-        size = num_inputs if self._group_size == -1 else self._group_size
+        size = inputs_per_group(self._group_size, num_inputs)
         num_groups, num_outputs = -(-num_inputs // size), num_words * PER_WORD
         zeros = _interleaved(module.tensor("qzeros", (num_groups, num_words), torch.int32))
         scales = module.tensor("scales", (num_groups, num_outputs))
@@ -51,7 +49,7 @@ class Awq:
     def _gemv(self, module: Module) -> Tensor:
         packed = module.matrix("qweight", torch.int32)
         num_outputs, num_inputs = packed.shape[0], packed.shape[1] * PER_WORD
-        size = num_inputs if self._group_size == -1 else self._group_size
+        size = inputs_per_group(self._group_size, num_inputs)
         num_groups = -(-num_inputs // size)
         scales, packed_zeros = module.tensor("scales"), module.matrix("qzeros", torch.int32)
         for suffix, found, columns in (

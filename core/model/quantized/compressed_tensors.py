@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import regex
 import torch
 from torch import Tensor
 
 from core.model.quantized.bits import unpack, words_for
 from core.model.quantized.fp8 import FLOAT8, spread
-from core.model.quantized.scheme import Module, QuantConfig, grouped, in_order
+from core.model.quantized.scheme import Module, QuantConfig, group_of, grouped, inputs_per_group
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 STRATEGIES = ("group", "channel", "tensor", "block")
@@ -98,7 +97,7 @@ def _packed(module: Module, group: ConfigGroup) -> Tensor:
 def _grouped(module: Module, group: ConfigGroup, codes: Tensor) -> Tensor:
     """codes [in, out], signed. Zero points are packed along the outputs where weights are packed."""
     num_inputs, num_outputs = codes.shape
-    size = num_inputs if group.group_size == -1 else group.group_size
+    size = inputs_per_group(group.group_size, num_inputs)
     num_groups = -(-num_inputs // size)
     scales = module.tensor("weight_scale")
     scales = scales.expand(num_outputs, 1) if scales.numel() == 1 else scales
@@ -113,16 +112,7 @@ def _grouped(module: Module, group: ConfigGroup, codes: Tensor) -> Tensor:
         zeros = values.to(torch.int16) - (1 << (group.bits - 1))
     elif not group.symmetric:
         zeros = module.tensor("weight_zero_point", (num_outputs, num_groups)).t()
-    return grouped(codes, zeros, scales.t(), _order(module, num_inputs, size, num_groups))
-
-
-def _order(module: Module, num_inputs: int, size: int, num_groups: int) -> Tensor:
-    if "weight_g_idx" not in module.suffixes:
-        return in_order(num_inputs, size)
-    found = module.tensor("weight_g_idx", (num_inputs,)).long()
-    if found.min() < 0 or found.max() >= num_groups:
-        raise module.error("weight_g_idx", f"names group {int(found.max())}, there are {num_groups}")
-    return found
+    return grouped(codes, zeros, scales.t(), group_of(module, "weight_g_idx", num_inputs, size))
 
 
 def _group(config: QuantConfig, place: str) -> ConfigGroup:
@@ -151,15 +141,4 @@ def _target(config: QuantConfig, place: str, text: Any) -> Callable[[str], bool]
         raise config.refuse(f"{place}.targets", "has what is no text")
     if not text.startswith("re:"):
         return lambda name: text in ("Linear", name)
-    try:
-        pattern = regex.compile(text.removeprefix("re:"))
-    except regex.error as error:
-        raise config.refuse(f"{place}.targets", f"{text!r} is no pattern: {error}") from None
-
-    def matches(name: str) -> bool:
-        try:
-            return pattern.match(name, timeout=1.0) is not None
-        except TimeoutError:
-            raise config.refuse(f"{place}.targets", f"{text!r} takes too long") from None
-
-    return matches
+    return config.pattern(f"{place}.targets", text.removeprefix("re:"))

@@ -30,7 +30,7 @@ class Fp8:
     )
 
     def __init__(self, config: QuantConfig):
-        stored = next((key for key in ("fmt", "checkpoint_format", "format") if config.at(key) is not None), "fmt")
+        stored = config.first("fmt", "checkpoint_format", "format")
         config.choice(stored, ("e4m3", "float8_e4m3fn"), "e4m3")
         self._divides = config.choice("weight_scale_semantics", ("inverse", "multiply"), "multiply") == "inverse"
         self._block = _block(config)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import regex
 import torch
 from torch import Tensor
 
@@ -38,6 +39,25 @@ class QuantConfig:
         if value not in among or isinstance(value, bool) is not isinstance(among[0], bool):
             raise self.refuse(key, f"is not read; {', '.join(map(str, among))} are")
         return value
+
+    def first(self, *keys: str) -> str:
+        """The first key that there is: tools call some things differently. The first of all where there is none."""
+        return next((key for key in keys if self.at(key) is not None), keys[0])
+
+    def pattern(self, key: str, text: str) -> Callable[[str], bool]:
+        """Whether names match `text`, from their beginning. Raises ModelFileError where it is none, or takes too long."""
+        try:
+            compiled = regex.compile(text)
+        except regex.error as error:
+            raise self.refuse(key, f"{text!r} is no pattern: {error}") from None
+
+        def matches(name: str) -> bool:
+            try:
+                return compiled.match(name, timeout=1.0) is not None
+            except TimeoutError:
+                raise self.refuse(key, f"{text!r} takes too long") from None
+
+        return matches
 
     def group_size(self, key: str = "group_size") -> int:
         """-1: all of the inputs are one group."""
@@ -99,7 +119,21 @@ def grouped(codes: Tensor, zeros: Tensor | float, scales: Tensor, group_of: Tens
     return ((codes.float() - least) * scales.float()[group_of]).t().contiguous()
 
 
-def in_order(num_inputs: int, group_size: int) -> Tensor:
-    """The group of each input, where groups follow each other."""
-    size = num_inputs if group_size == -1 else group_size
+def inputs_per_group(group_size: int, num_inputs: int) -> int:
+    """`group_size` as a config has it."""
+    return num_inputs if group_size == -1 else group_size
+
+
+def in_order(num_inputs: int, size: int) -> Tensor:
+    """The group of each input, where groups of `size` inputs follow each other."""
     return torch.arange(num_inputs) // size
+
+
+def group_of(module: Module, suffix: str, num_inputs: int, size: int) -> Tensor:
+    """int64 [in]: the group of each input, which act-order permutes. Raises ModelFileError for one that there is not."""
+    if suffix not in module.suffixes:
+        return in_order(num_inputs, size)
+    found, num_groups = module.tensor(suffix, (num_inputs,)).long(), -(-num_inputs // size)
+    if found.min() < 0 or found.max() >= num_groups:
+        raise module.error(suffix, f"names group {int(found.max())}, there are {num_groups}")
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -42,16 +43,33 @@ def scheme_of(values: object, location: str) -> Scheme:
     return SCHEMES[method](QuantConfig(values, location))
 
 
-class QuantizedWeights:
-    """See `core.model.weights.WeightSource`. `stored` and `read` are of the tensors as the files have them."""
+class StoredWeights(Protocol):
+    """Tensors of a checkpoint: `core.model.weights.SafetensorsWeights`."""
 
-    def __init__(self, location: str, scheme: Scheme, stored: Set[str], read: Callable[[str], Tensor]):
-        self.location = location
+    @property
+    def location(self) -> str: ...
+
+    def names(self) -> Set[str]: ...
+
+    def stored(self, name: str) -> Tensor:
+        """In the file's own dtype."""
+        ...
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """One that holds floating-point numbers."""
+        ...
+
+
+class QuantizedWeights:
+    """See `core.model.weights.WeightSource`. `files` also reads what is not quantized."""
+
+    def __init__(self, files: StoredWeights, scheme: Scheme):
+        self.location, stored = files.location, files.names()
         self._scheme = scheme
-        self._read = read
+        self._files = files
         parts = _parts(scheme, stored)
         self._modules = {
-            f"{name}.weight": Module(name, location, frozenset(suffixes), read)
+            f"{name}.weight": Module(name, files.location, frozenset(suffixes), files.stored)
             for name, suffixes in parts.items()
             if any(marker in suffixes for marker in scheme.markers)
         }
@@ -67,10 +85,7 @@ class QuantizedWeights:
             return self._scheme.floats(module).to(dtype)
         if name not in self._plain:
             raise ModelFileError(f"{self.location}: tensor {name}: not found{near_matches(name, self.names())}")
-        found = self._read(name)
-        if not found.is_floating_point():
-            raise ModelFileError(f"{self.location}: tensor {name}: holds {found.dtype}, not floating-point weights")
-        return found.to(dtype, copy=True)
+        return self._files.read(name, dtype)
 
     def blocks(self, name: str) -> None:
         return None
